@@ -231,7 +231,7 @@ check-built: test-built $(BUILD)/bench $(call built,$(CHECK_TESTS)) mpi cblas-bu
 	+@$(SUBMAKE) $(TSAN) sanitized MAIN_TESTS='$(TSAN_TESTS)' CHECK_TESTS= FUZZ=
 sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addprefix $(BUILD)/,$(FUZZ))
 
-HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
+HAND_WRITTEN = $(OWN_HEADERS) $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
 in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) MLFAB_SCALE=0.1 $(BUILD)/asan/$(test)')
 in_tsan = '$(BUILD)/tsan/$(1) $(lastword $(subst =, ,$(2)))@900=$(TSAN_SEEDS) MLFAB_SCALE=0.05 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
@@ -337,7 +337,7 @@ GPU_BUILT  := $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(GPU_TESTS)
 # Tests without a GPU: devices and a runtime that are played, and the kernels' code on the CPU.
 GPU_PLAYED := tests/gpu/gpu_attach $(patsubst %.c,%,$(wildcard tests/unit/test_device*.c tests/unit/test_resident.c tests/unit/test_gpu_elements.c tests/conform/test_device.c))
 gpu-built: $(if $(NVCC),$(if $(SAN),,$(GPU_BUILT)))
-$(BUILD)/gpu/mlfab_gpu.o: gpu/mlfab_gpu.cu gpu/mlfab_gpu.h mlfab.h
+$(BUILD)/gpu/mlfab_gpu.o: gpu/mlfab_gpu.cu gpu/mlfab_gpu.h mlfab.h mlfab_device.h
 	@mkdir -p $(@D)
 	$(if $(V),,@echo '  NVCC $@';)$(NVCC) $(GPU_FLAGS) -I. -c -o $@ $<
 $(BUILD)/gpu/14_gpu: examples/14_gpu.cu
@@ -422,7 +422,8 @@ D_INCLUDE = $(DESTDIR)$(PREFIX)/include
 D_BIN   = $(DESTDIR)$(PREFIX)/bin
 D_SHARE = $(DESTDIR)$(PREFIX)/share/mlfab
 D_CMAKE = $(D_LIB)/cmake/mlfab
-HEADERS = mlfab.h mlfab_node.h mlfab_sim.h $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
+OWN_HEADERS = $(addprefix mlfab,.h _transport.h _partial.h _device.h _node.h _sim.h)
+HEADERS = $(OWN_HEADERS) $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
 # One for each MPI library, and the first also by its plain name.
 D_MPI   = $(D_LIB)/mlfab

@@ -44,7 +44,7 @@ GROUPS = [
     {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit calls_push shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
 ]
-# The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
+# The next floor. The files of a transport begin with its name. A transport includes mlfab_transport.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
 TRANSPORTS = "tcp tcp_measure shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
@@ -104,6 +104,9 @@ BREACHES = {"up": 0, "circle": 0}
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 PUBLIC_HEADERS = "mlfab.h", "mlfab_sim.h"
+# Headers for experts, lowest first. A user copies one only to include it: the output has their declarations, without the
+# comments, so mlfab.c compiles beside mlfab.h alone.
+EXPERT_HEADERS = ["mlfab_transport.h", "mlfab_partial.h", "mlfab_device.h", "mlfab_node.h"]
 
 LIBRARY_TITLE = """\
 /*
@@ -491,18 +494,31 @@ def once(text):
     return re.sub(r"\n{3,}", "\n\n", "".join(lines))
 
 
+def declarations(path):
+    """The text of a header for experts: its guard, and each declaration in lines of at most 128 characters."""
+    text = re.sub(r"(?m)^#ifdef __cplusplus\n.*\n#endif\n|^#include .*\n", "", COMMENT.sub("", read(path)))
+    guard = re.sub(r"\W", "_", path).upper()
+    if not text.strip().startswith("#ifndef %s\n#define %s\n" % (guard, guard)) or not text.rstrip().endswith("#endif"):
+        problem("%s has no include guard %s" % (path, guard))
+    lines = []
+    for piece in re.findall(r"^#.*|[^#\s](?:[^;{}#]|\{[^{}#]*\})*;", text, re.M):
+        lines += [piece.strip()] if piece[0] == "#" else textwrap.wrap(" ".join(piece.split()), 128, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n%s\n%s\n" % (title_line(path + " has the comments"), "\n".join(lines))
+
+
 def join(parts, title, main_header, profile=None):
     """The text of an output file made of these parts, without those that the profile leaves out."""
     done = set()
     out = []
+    needed = {os.path.normpath(os.path.join(os.path.dirname(path), include)) for path in parts for include in INCLUDE.findall(read(path))}
+    if "mlfab_node.h" in needed:
+        needed.add("mlfab_transport.h")
     left_out = {path for path, part in parts.items()
                 if profile and part.left_out(PROFILES[profile])}
 
     def banner(path, text):
         """The comment that every file begins with has its name; here it gets the path and a mark to search for."""
         name = "/* %s - " % os.path.basename(path)
-        if path == "mlfab_node.h":
-            return "\n%s\n%s" % (title_line(path), text)
         if text.count(name) != 1 or "*/" in text[:text.index(name)]:
             problem("%s does not begin with a comment '%s...'" % (path, name))
             return text
@@ -534,12 +550,10 @@ def join(parts, title, main_header, profile=None):
                 if path not in done:
                     done.add(path)
                     result.append('#include "%s"\n' % path)
+                    if path == "mlfab.h":
+                        result += [declarations(header) for header in EXPERT_HEADERS if header in needed]
                 continue
-            if path == "mlfab_node.h":
-                # What only few users include is inlined: mlfab.c compiles beside mlfab.h alone.
-                if path not in done:
-                    done.add(path)
-                    result.append(banner(path, read(path).replace('#include "mlfab.h"\n\n', "")))
+            if path in EXPERT_HEADERS:
                 continue
             if path not in parts:
                 problem("%s: includes %s, which is not in the list" % (where, path))

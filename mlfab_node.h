@@ -1,10 +1,9 @@
 /*
  * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
- * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, section 12 of mlfab.h) with
- * the present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a
- * driver around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the
- * code.
+ * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, mlfab_transport.h) with the
+ * present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a driver
+ * around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the code.
  *
  * Carry out all actions before you feed the next event. Between mlfab_node_next and mlfab_node_done call nothing else.
  * When a request has ended, carry out the actions that are due before you reuse its memory: one of them may take the
@@ -15,7 +14,7 @@
 #ifndef MLFAB_NODE_H
 #define MLFAB_NODE_H
 
-#include "mlfab.h"
+#include "mlfab_transport.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,7 +25,7 @@ typedef struct mlfab_node mlfab_node;
 enum mlfab_action_kind {
   MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
-  MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: send the accepted frames, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
   MLFAB_ACTION_PROBE = 5, /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
                                   and give its result to mlfab_node_done */
@@ -40,13 +39,12 @@ enum mlfab_file_kind {
    * place of an old one. LAST makes it durable: sync, close, rename to `path`, sync of the directory. After an error
    * the stream is still open: ABORT ends it. */
   MLFAB_FILE_WRITE = 1,
-  MLFAB_FILE_ABORT = 2, /* closes and removes what is being written under this stream */
-  MLFAB_FILE_READ =
-      3, /* `bytes` from `offset` on; the event has them in bulk: fewer at the end of the file */
-  MLFAB_FILE_LIST =
-      4, /* the event has the names in the directory `path` that begin with "checkpoint-", each with a
-                          * newline behind it, in bulk */
-  MLFAB_FILE_REMOVE = 5 /* removes `path`; no error when there is none */
+  MLFAB_FILE_ABORT = 2, /* closes and removes the file that is being written under this stream */
+  /* `bytes` from `offset` on, in the event's bulk; fewer at the end of the file */
+  MLFAB_FILE_READ = 3,
+  /* the names in the directory `path` that begin with "checkpoint-", in the event's bulk, each with a newline behind it */
+  MLFAB_FILE_LIST = 4,
+  MLFAB_FILE_REMOVE = 5 /* removes `path`; a missing file is no error */
 };
 enum mlfab_file_flags { MLFAB_FILE_FIRST = 1, MLFAB_FILE_LAST = 2 };
 
@@ -97,8 +95,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
 
-/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members
- * of mlfab_call that it takes. */
+/* The calls of mlfab.h, sections 7 to 10, and of mlfab_partial.h. Each kind has the name, rules and errors of a
+ * function there. Beside it: the members of mlfab_call that it takes. */
 enum mlfab_call_kind {
   /* Complete when mlfab_node_submit returns; they have no request. */
   MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */
@@ -118,7 +116,7 @@ enum mlfab_call_kind {
   MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
   MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
   MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
-  /* The object is open when the request has ended with 0; close it when the request has failed. */
+  /* mlfab_partial.h. The object is open when the request has ended with 0; close it when the request has failed. */
   MLFAB_CALL_PARTIAL_OPEN = 16,   /* count, dtype, id_p; options: mlfab_partial_options */
   MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
   MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */
@@ -126,8 +124,8 @@ enum mlfab_call_kind {
   /* Open when the request has ended with 0; then ask STATE whether the workers have a valid graph. */
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
   MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
-  MLFAB_CALL_STOCHASTIC_REDUCE =
-      22, /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_REDUCE = 22,
   MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
   /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
   MLFAB_CALL_CHECKPOINT = 24,
@@ -158,8 +156,8 @@ typedef struct mlfab_call {
 } mlfab_call;
 
 /* Checks a call and begins it; never waits. It reads *call before it returns, and borrows what the members point to as
- * the function of mlfab.h does. *request_p, where there is a request, is for mlfab_node_test. Errors: of that function;
- * ARGUMENT also for an unknown kind. */
+ * the function of mlfab.h does. *request_p, if the kind has a request, is for mlfab_node_test. Errors: of that
+ * function; ARGUMENT also for an unknown kind. */
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p);
 MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,

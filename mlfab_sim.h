@@ -7,7 +7,7 @@
  *
  *    cc -O2 -c mlfab.c mlfab_sim.c
  *
- * It is a transport like any other (mlfab.h, section 12) and a clock. mlfab_sim_open opens a context on a simulated
+ * It is a transport like any other (mlfab_transport.h) and a clock. mlfab_sim_open opens a context on a simulated
  * host. The same by hand: transport = mlfab_transport_sim(), transport_user = mlfab_sim_host(sim, i), env->clock =
  * mlfab_sim_clock with env->user = sim.
  *

@@ -7,7 +7,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <stdio.h>
 

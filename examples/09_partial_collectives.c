@@ -7,7 +7,7 @@
  * SPDX-License-Identifier: MIT
  */
 #define _POSIX_C_SOURCE 200809L
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <stdio.h>
 #include <time.h>

@@ -8,7 +8,7 @@
  * Run:    build/mlfab-run -n 8 -s 0 build/examples/10_stochastic_reduce
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -11,7 +11,7 @@
  * unchanged: other communicators, types and operations, small values. All ranks decide alike, because MPI requires
  * equal arguments.
  *
- * By default sums are full, with the same bits in all ranks. Partial reductions (mlfab.h, section 10) need
+ * By default sums are full, with the same bits in all ranks. Partial reductions (mlfab_partial.h) need
  * MLFAB_MPI_PARTIAL=solo, majority or quorum:<n>, and MLFAB_MPI_PARTIAL_BYTES=<bytes>, which has no default. They
  * replace MPI_Allreduce of MPI_SUM over floating-point numbers of at least that many bytes: the sums are approximate.
  * Integers, other operations and smaller values, like those of a convergence test, are never approximate.
@@ -33,7 +33,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <mpi.h>
 

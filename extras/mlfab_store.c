@@ -27,6 +27,7 @@
 #define _GNU_SOURCE 1
 #endif
 #include "mlfab_store.h"
+#include "mlfab_transport.h"
 
 #include "mlfab_remote.h"
 

@@ -33,6 +33,7 @@
 #define _GNU_SOURCE 1
 #endif
 #include "mlfab_tls.h"
+#include "mlfab_transport.h"
 
 #include <errno.h>
 #include <openssl/err.h>

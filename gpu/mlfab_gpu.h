@@ -1,15 +1,15 @@
 /* mlfab_gpu.h - buffers of a CUDA device in mlfab's calls, and arithmetic on device memory.
  *
- * Optional: copy the folder gpu/ beside mlfab.h and mlfab.c, and compile mlfab_gpu.cu with nvcc (gpu/README.md):
+ * Optional: copy the folder gpu/ beside mlfab.h, mlfab_device.h and mlfab.c, and compile mlfab_gpu.cu with nvcc (gpu/README.md):
  *
  *    nvcc -O3 -std=c++17 -arch=sm_80 -c gpu/mlfab_gpu.cu        and link with -lcudart
  *
  *    mlfab_gpu_attach(fabric, MLFAB_GPU_CURRENT, stream, 0, &error);    // once, after mlfab_open
  *    mlfab_push(fabric, &gradient_on_the_device, 1, &options, NULL);    // as from memory of the host
  *
- * After mlfab_gpu_attach, the calls listed in section 14 of mlfab.h (Device memory) take memory of that device, pinned
+ * After mlfab_gpu_attach, the calls that mlfab_device.h lists take memory of that device, pinned
  * and managed memory, and memory of the host. They tell these apart by the address (cudaPointerGetAttributes). The
- * section describes the order relative to the stream, the failures, and the costs. Before, they refuse device memory
+ * header describes the order relative to the stream, the failures, and the costs. Before, they refuse device memory
  * with ARGUMENT. If all workers are processes of one host that attach a device, mlfab_device_share makes their
  * collectives go from device to device (CUDA IPC; CUDA 11.3 or newer).
  *
@@ -18,7 +18,7 @@
 #ifndef MLFAB_GPU_H
 #define MLFAB_GPU_H
 
-#include "../mlfab.h"
+#include "../mlfab_device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +35,7 @@ extern "C" {
 MLFAB_API int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
                                mlfab_error *error_p);
 
-/* Puts a server's model into device memory (mlfab.h, section 14): sets config->device and config->device_self, before
+/* Puts a server's model into device memory (mlfab_device.h): sets config->device and config->device_self, before
  * mlfab_open. It makes two streams, and pins up to 4 MiB. mlfab_gpu_config_clear frees them, after mlfab_close. For a
  * configuration without such a device it does nothing. A configuration that it has set serves one open context at a
  * time. Each server decides for itself; with a replica each of its two processes does. Errors: DEVICE, ARGUMENT (no

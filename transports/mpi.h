@@ -6,7 +6,7 @@
 
 #if MLFAB_WITH_MPI /* otherwise unused */
 /* Completes a configuration whose `transports` has MLFAB_USE_MPI: rank, workers, servers, roles and coordinator follow
- * from the processes of the communicator (mlfab.h, section 13), and progress from MPI's thread level. Initialises MPI
+ * from the processes of the communicator (mlfab_transport.h), and progress from MPI's thread level. Initialises MPI
  * where the program has not. Collective over the communicator; waits for the others, at most until the deadline.
  * Errors: STATE (MPI was finalised, or this is not the thread that may call it), CONFIG (thread level, settings, roles),
  * WORLD (the settings of two processes differ: the error names the MPI rank), TIMEOUT, MEMORY, IO. */

@@ -31,6 +31,7 @@
  * Source: one struct of faults as in TigerBeetle's packet simulator; a shared fabric in one process as in
  * raft's fixture. */
 #include "../mlfab_sim.h"
+#include "../mlfab_transport.h"
 #include "../core/base/base.h"
 #include "../core/base/env.h"
 #include "../core/base/heap.h"

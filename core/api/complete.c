@@ -146,9 +146,13 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
                                            mlfab_error *error) {
   memset(config, 0, sizeof *config);
   if (!given) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "config is NULL");
-  if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
+  if (given->size == 0 || given->size > 1 << 20)
     return complete_config_error(error, "config.size is not set (call mlfab_config_init)");
-  }
+  if (!MLFAB__HAS(given, mlfab_config, entropy))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "config.size is %u, that of another mlfab.h; this library's is %zu: "
+                       "compile the program with its mlfab.h",
+                       (unsigned)given->size, sizeof *config);
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
   if (!complete_texts_end(config))

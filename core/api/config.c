@@ -7,6 +7,8 @@
 #include "../base/rng.h"
 #include "complete.h"
 #include "../model/options.h"
+#include "../../mlfab_partial.h"
+#include "../../mlfab_transport.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab.h, section 14).
+/* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab_device.h).
  *
  * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
  * order of calls, requests, copies by the host: that is staging.c, which asks here (mlfab__context_direct).

@@ -1,4 +1,4 @@
-/* direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
+/* direct.h - collectives of device memory from device to device (mlfab_device.h). */
 #ifndef MLFAB__DIRECT_H
 #define MLFAB__DIRECT_H
 

@@ -3,6 +3,7 @@
 #define MLFAB__DIRECT_TABLE_H
 
 #include "context.h"
+#include "../../mlfab_device.h"
 
 /* The state of a collective that may go from device to device. */
 enum mlfab__direct_told {

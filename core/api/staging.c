@@ -1,4 +1,4 @@
-/* staging.c - a context: calls whose buffers are in device memory (mlfab.h, section 14).
+/* staging.c - a context: calls whose buffers are in device memory (mlfab_device.h).
  *
  * For: copying what a call reads to an image in pinned memory, beginning the call on the image, copying back what it has
  * written; in the order in which the calls were made. Not for: kernels, or what a device is: that is a table.

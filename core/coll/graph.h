@@ -17,6 +17,7 @@
 #define MLFAB__GRAPH_H
 
 #include "../base/env.h"
+#include "../../mlfab_partial.h"
 
 enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 

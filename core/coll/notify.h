@@ -29,6 +29,7 @@
 #define MLFAB__NOTIFY_H
 
 #include "../base/env.h"
+#include "../../mlfab_partial.h"
 
 typedef struct mlfab__notify_out {
   uint64_t sent, acked; /* iterations; 0: none */

@@ -44,6 +44,7 @@
 #define MLFAB__PARTIAL_H
 
 #include "algorithm.h"
+#include "../../mlfab_partial.h"
 
 enum {
   MLFAB__PARTIAL_LEVELS = 10, /* log2 of MLFAB__COLLECTIVE_MEMBERS_MAX */

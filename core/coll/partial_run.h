@@ -3,6 +3,7 @@
 #define MLFAB__PARTIAL_RUN_H
 
 #include "comm.h"
+#include "../../mlfab_partial.h"
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 

@@ -3,6 +3,7 @@
 #define MLFAB__STOCHASTIC_H
 
 #include "comm.h"
+#include "../../mlfab_partial.h"
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 

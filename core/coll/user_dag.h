@@ -3,6 +3,7 @@
 #define MLFAB__USER_DAG_H
 
 #include "comm.h"
+#include "../../mlfab_partial.h"
 
 enum { MLFAB__USER_DAG_WAITERS = 8 }; /* open requests of one task graph */
 

@@ -3,6 +3,7 @@
 #define MLFAB__RESIDENT_H
 
 #include "../node/node.h"
+#include "../../mlfab_device.h"
 #include "../server/server.h"
 
 /* The models of this server will be in memory of config.device. Errors: CONFIG, naming the function that the device lacks; MEMORY;

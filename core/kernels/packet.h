@@ -16,6 +16,7 @@
 #define MLFAB__PACKET_H
 
 #include "../base/env.h"
+#include "../../mlfab_transport.h"
 
 #define MLFAB__PACKET_ELEMENTS 65536u /* maximum number of elements in a packet */
 #define MLFAB__PACKET_HEADER 24u

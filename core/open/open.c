@@ -219,7 +219,7 @@ static void open_forget(mlfab_config *c) {
 static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_error *error) {
   const mlfab_config *given = *config_p;
   /* What is wrong with the size, mlfab__config_complete says. */
-  if (!given || given->size < offsetof(mlfab_config, transport_user) || given->size > 1 << 20)
+  if (!given || !MLFAB__HAS(given, mlfab_config, entropy) || given->size > 1 << 20)
     return 0;
   if (!(given->transports & MLFAB_USE_MPI)) {
     if (memchr(given->coordinator, 0, sizeof given->coordinator) &&

@@ -32,6 +32,7 @@
 #define MLFAB__MONITOR_H
 
 #include "../base/base.h"
+#include "../../mlfab_transport.h"
 
 /* One direction. */
 typedef struct mlfab__monitor_side {

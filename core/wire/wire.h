@@ -24,6 +24,7 @@
 #define MLFAB__WIRE_H
 
 #include "../base/base.h"
+#include "../../mlfab_transport.h"
 #include "../base/rng.h"
 
 #define MLFAB__MAGIC 0x42464c4du                           /* "MLFB" */

@@ -1,4 +1,4 @@
-/* device.cu - implements a CUDA device for mlfab.h (section 14): memory, copies and their order, and a server's model.
+/* device.cu - implements a CUDA device for mlfab_device.h: memory, copies and their order, and a server's model.
  *
  * It tells kinds of memory apart. It has pinned memory, copies on two own streams, one for each direction, and events
  * between them and the caller's stream. It maps memory of other processes (CUDA IPC), and reduces it. For a server it

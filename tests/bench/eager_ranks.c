@@ -15,7 +15,7 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <stdio.h>
 #include <stdlib.h>

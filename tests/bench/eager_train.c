@@ -19,7 +19,7 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* conform.h - the requirements on every transport, as one list of checks (mlfab.h, section 12).
+/* conform.h - the requirements on every transport, as one list of checks (mlfab_transport.h).
  *
  * A program lists its transports as `struct conform_transport` and calls conform_run: one entry gives a new
  * transport all checks (test_conform.c). Several transports are checked side by side, each in a process of its own. Only the public header is used, and frames are sealed
@@ -35,7 +35,7 @@
 
 #include <cmocka.h>
 
-#include "../../mlfab.h"
+#include "../../mlfab_transport.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
 

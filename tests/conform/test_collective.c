@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "mlfab_transport.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
 

@@ -5,6 +5,7 @@
  * writes there is in no model. A worker that writes while the server adds spoils its own update only, and brings no NaN into the
  * model. */
 #include "child.h"
+#include "../../mlfab_transport.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -8,6 +8,7 @@
 #include "child.h"
 
 #include "mlfab_sim.h"
+#include "mlfab_transport.h"
 #include "../unit/chance.h"
 
 #include <pthread.h>

@@ -66,27 +66,38 @@ for compiler in gcc clang; do
     -DMLFAB_WITH_SHM=0 -DMLFAB_WITH_STOCHASTIC=0 -fsyntax-only mlfab.c
 done
 
-# The headers alone, in the languages of their users. mlfab.c was built without the second.
-cp "$root/mlfab_node.h" . || exit 1
-echo '#include "mlfab_node.h"' >header.c
-echo 'int used(const mlfab_config *c) { return (int)c->size; }' >>header.c
-sed 's/int used/extern "C" int used/' header.c >header.cc
-for compiler in gcc clang; do
-  if has $compiler; then
-    check "header as C99, $compiler" $compiler -std=c99 $warnings -c header.c -o x.o
-  else
-    skip "header as C99, $compiler" "$compiler is not installed"
-  fi
-done
-for compiler in g++ clang++; do
-  for standard in c++98 c++17; do
+# Each header alone, in the languages of their users. mlfab.c was built beside mlfab.h only.
+headers="mlfab $(cd "$root" && python3 -c 'import amalgamate; print(*[h[:-2] for h in amalgamate.EXPERT_HEADERS])')"
+for header in $headers; do
+  cp "$root/$header.h" . || exit 1
+  echo "#include \"$header.h\"" >header.c
+  echo 'int used(const mlfab_config *c) { return (int)c->size; }' >>header.c
+  sed 's/int used/extern "C" int used/' header.c >header.cc
+  check "$header.h has a guard of its own" grep -q "^#define $(echo $header | tr a-z A-Z)_H\$" $header.h
+  for compiler in gcc clang; do
     if has $compiler; then
-      check "header as $standard, $compiler" $compiler -std=$standard $warnings -c header.cc -o x.o
+      check "$header.h as C99, $compiler" $compiler -std=c99 $warnings -c header.c -o x.o
     else
-      skip "header as $standard, $compiler" "$compiler is not installed"
+      skip "$header.h as C99, $compiler" "$compiler is not installed"
     fi
   done
+  for compiler in g++ clang++; do
+    for standard in c++98 c++17; do
+      if has $compiler; then
+        check "$header.h as $standard, $compiler" $compiler -std=$standard $warnings -c header.cc -o x.o
+      else
+        skip "$header.h as $standard, $compiler" "$compiler is not installed"
+      fi
+    done
+  done
 done
+
+# In one translation unit with mlfab.c, which has their declarations, before it and after it.
+for header in $headers; do echo "#include \"$header.h\""; done >all.c
+(echo '#include "mlfab.c"' && cat all.c) >after.c
+(echo '#define _GNU_SOURCE 1' && cat all.c && echo '#include "mlfab.c"') >before.c
+check "all headers after mlfab.c" cc -std=c11 $warnings -fsyntax-only after.c
+check "all headers before mlfab.c" cc -std=c11 $warnings -fsyntax-only before.c
 
 # With what each compiler has made, without optimizing, and with more than is right.
 for build in clang.o mlfab.o fast.o; do
@@ -128,8 +139,8 @@ fi
 
 cp "$root/mlfab_sim.h" "$(dirname "$run")/mlfab_sim.c" "$root/examples/01_hello_sim.c" . || exit 1
 check "cc -c mlfab_sim.c" cc -c mlfab_sim.c
-sed 's/mlfab.h/mlfab_sim.h/' header.c >sim_header.c
-sed 's/mlfab.h/mlfab_sim.h/' header.cc >sim_header.cc
+sed 's/include "mlfab.*h"/include "mlfab_sim.h"/' header.c >sim_header.c
+sed 's/include "mlfab.*h"/include "mlfab_sim.h"/' header.cc >sim_header.cc
 for compiler in gcc clang; do
   if has $compiler; then
     check "the simulator, $compiler" $compiler -std=c11 $warnings -O2 -c mlfab_sim.c -o x.o

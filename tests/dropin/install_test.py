@@ -16,6 +16,8 @@ from process import BUILD, Skip, clean_environment, expect, main, run  # noqa: E
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
+HEADERS = sorted(name for name in os.listdir(ROOT) if name.endswith(".h"))
+
 PROJECT = """\
 cmake_minimum_required(VERSION 3.11)
 project(trainer C)
@@ -52,7 +54,7 @@ def test_make_install_and_uninstall():
     with tempfile.TemporaryDirectory() as folder:
         make("install", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
         prefix = folder + "/opt/mlfab"
-        for name in ("include/mlfab.h", "include/mlfab_node.h", "include/mlfab_sim.h", "lib/libmlfab.a",
+        for name in (*["include/" + header for header in HEADERS], "lib/libmlfab.a",
                      "lib/libmlfab.so", "bin/mlfab-run", "bin/mlfab-top",
                      "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
                      "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
@@ -118,7 +120,7 @@ def test_cmake_FetchContent():
             "  add_subdirectory(${mlfab_SOURCE_DIR} ${mlfab_BINARY_DIR})\nendif()\n")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.check_call(["tar", "-C", ROOT, "-czf", folder + "/mlfab.tar.gz", "mlfab.c",
-                               "mlfab.h", "mlfab_node.h", "mlfab_sim.h", "amalgamate.py", "core", "transports", "LICENSE", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
+                               *HEADERS, "amalgamate.py", "core", "transports", "LICENSE", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
         text = text.replace("@", folder)
         build_and_run(folder + "/populate", text)
         build_and_run(folder + "/available", "include(FetchContent)\n"

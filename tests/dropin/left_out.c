@@ -1,6 +1,7 @@
 /* left_out.c - the errors of an mlfab.c compiled without all optional groups, with pushes and pulls or without: each public function of a
  * group returns UNSUPPORTED and names the switch, and a configuration that needs a group is refused. */
-#include "mlfab.h"
+#include "mlfab_device.h"
+#include "mlfab_partial.h"
 
 #include <stdio.h>
 #include <string.h>

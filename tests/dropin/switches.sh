@@ -128,7 +128,7 @@ if echo '#include <stdarg.h>
 fi
 
 for build in none.o barriers.o minimal/mlfab.o; do
-  check "asks $build for what was left out" $compile -Ifull -o left_out "$dropin/left_out.c" $build $link
+  check "asks $build for what was left out" $compile -I"$root" -o left_out "$dropin/left_out.c" $build $link
   check "is told what was left out" ./left_out
 done
 

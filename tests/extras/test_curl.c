@@ -5,6 +5,7 @@
 #endif
 #include "../../extras/mlfab_curl.h"
 #include "../../extras/mlfab_http.h"
+#include "../../mlfab_transport.h"
 
 #include "../testing.h"
 

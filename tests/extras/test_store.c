@@ -7,6 +7,7 @@
 #include "../testing.h"
 
 #include "../../extras/mlfab_store.h"
+#include "../../mlfab_transport.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

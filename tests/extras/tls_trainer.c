@@ -9,6 +9,7 @@
 #define _GNU_SOURCE 1
 #endif
 #include "extras/mlfab_tls.h"
+#include "mlfab_transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>

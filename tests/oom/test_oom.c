@@ -9,6 +9,7 @@
 
 #include "../unit/memory_disk.h"
 #include "../unit/scale.h"
+#include "mlfab_partial.h"
 #include "mlfab_sim.h"
 
 #include <math.h>

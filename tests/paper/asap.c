@@ -9,6 +9,7 @@
  *
  * Source: ASAP §4-§6, fig. 2, 7 and 8. Departs: the data, and logistic regression instead of an SVM. */
 #include "../sim/driven.h"
+#include "../../mlfab_partial.h"
 #include "paper.h"
 #include "tdf.h"
 

@@ -9,6 +9,7 @@
  *
  * Source: eagerSGD §6.1, fig. 8 and 9. Its QUORUM is not the paper's. */
 #include "paper.h"
+#include "../../mlfab_partial.h"
 
 #include <math.h>
 #include <stdio.h>

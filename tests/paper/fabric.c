@@ -7,6 +7,7 @@
  *
  * Links change every PERIOD_NS, and the workers' contexts are told (mlfab_set_link) `lag_ns` later. */
 #include "paper.h"
+#include "../../mlfab_transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,6 +5,7 @@
  * LAST is one of the names in `table` below, which are printed when it is missing. Success prints nothing
  * and returns 0; a failure is printed on stderr. */
 #include "node.h"
+#include "mlfab_partial.h"
 
 enum { COUNT = 250000, SMALL = 100, PARTS = 4, WORKERS_MAX = 64 };
 

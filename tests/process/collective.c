@@ -20,6 +20,7 @@
  *   finish   no victim: worker r contributes to 20 + 15 r means, finishes, and is not waited for any more
  *   quick    sends the others data, and closes when its own call is done */
 #include "node.h"
+#include "mlfab_partial.h"
 
 #include <fcntl.h>
 #include <math.h>

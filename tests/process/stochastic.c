@@ -12,6 +12,7 @@
  *       The others print "failed <code> <rank> <iterations> <text>", then after five more iterations:
  * "on <senders>" */
 #include "node.h"
+#include "mlfab_partial.h"
 
 #include <math.h>
 

@@ -24,9 +24,9 @@ def without_comments(source):
 
 
 def constants():
-    """Names of mlfab.h, and switches, which only its comments have."""
+    """Names of the headers, and switches, which only comments of mlfab.h have."""
     switches = set(re.findall(r"\bMLFAB_WITH_[A-Z]+", read(ROOT + "/mlfab.h")))
-    header = without_comments(read(ROOT + "/mlfab.h"))
+    header = "".join(without_comments(read(path)) for path in glob.glob(ROOT + "/*.h"))
     return switches | set(re.findall(r"\bMLFAB_[A-Z0-9_]+", header)) | {
         "MLFAB_ERR_" + name for name in re.findall(r"\bX\((\w+), -\d+", header)}
 

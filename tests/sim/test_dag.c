@@ -11,6 +11,7 @@
  * late; some are optional and often not triggered at all, so that messages come for rounds that are
  * over. */
 #include "job.h"
+#include "../../mlfab_partial.h"
 
 enum { RANKS = 7, OPS = 160, DEPS = 6, ROUNDS = 9, NOBODY = -1 };
 enum { COMPUTE, NOP, SEND, RECV, REDUCE, KINDS };

@@ -9,6 +9,7 @@
  * all that was called with, once. A round that only a rank that died had got may be run again
  * among the others: the step of their first result after the death tells from which round on. */
 #include "job.h"
+#include "../../mlfab_partial.h"
 
 enum { RANKS = 14, OBJECTS = 2, STEPS = 40, BLOCKS = 3, ROUNDS = STEPS + 8 };
 #define BEAT (100 * MS)

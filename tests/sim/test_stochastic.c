@@ -6,6 +6,7 @@
  * every iteration) and for the iteration's (`jitter`), then calls. Everything is drawn from seeds.
  */
 #include "driven.h"
+#include "../../mlfab_partial.h"
 #include "job.h"
 
 #include <math.h>

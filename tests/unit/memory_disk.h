@@ -5,7 +5,7 @@
 #ifndef MEMORY_DISK_H
 #define MEMORY_DISK_H
 
-#include "mlfab.h"
+#include "mlfab_transport.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -14,7 +14,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
-#include "../../mlfab.h"
+#include "../../mlfab_device.h"
 #include "chance.h"
 
 #include <setjmp.h>

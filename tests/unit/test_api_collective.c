@@ -3,6 +3,7 @@
  *
  * Nodes live in the simulator; what is right is checked by a sum of all who take part. */
 #include "world.h"
+#include "../../mlfab_partial.h"
 #include "../testing.h"
 
 #include <math.h>

@@ -4,6 +4,7 @@
  *
  * Fabrics live in the simulator; random task graphs over broken links are in tests/sim/test_dag.c. */
 #include "world.h"
+#include "../../mlfab_partial.h"
 #include "../testing.h"
 
 #include <pthread.h>

@@ -678,4 +678,26 @@ TEST(test_model_and_filter) {
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);
 }
 
+/* Members moved after the last size of a configuration without them: such a struct is refused by its size, never read. */
+TEST(test_old_layout) {
+  enum { OLD = 3152 };
+  mlfab_config config;
+  mlfab *ctx = NULL;
+  mlfab_error error;
+  mlfab_config_init(&config);
+  assert_true(config.size > OLD);
+  for (uint32_t size = 1; size < sizeof config; size = size == 1 ? OLD : size + 64) {
+    char text[64];
+    config.size = size;
+    assert_int_equal(mlfab_open(&config, &ctx, &error), MLFAB_ERR_CONFIG);
+    snprintf(text, sizeof text, "config.size is %u, that of another mlfab.h; ", (unsigned)size);
+    assert_non_null(strstr(error.text, text));
+    assert_int_equal(mlfab_config_set(&config, "rank", "0", &error), MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab_config_from_env(&config, &error), MLFAB_ERR_ARGUMENT);
+  }
+  config.size = sizeof config + 64; /* of a later version */
+  assert_int_equal(mlfab_open(&config, &ctx, &error), 0);
+  assert_int_equal(mlfab_close(&ctx), 0);
+}
+
 TESTS(NULL, NULL)

@@ -7,6 +7,7 @@
 #endif
 #include "played.h"
 #include "world.h"
+#include "../../mlfab_partial.h"
 #include "../testing.h"
 
 enum { RANKS = 3, COUNT = 600, SLOTS = 12, TENSORS = 3 };

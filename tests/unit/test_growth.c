@@ -2,6 +2,7 @@
  * gives numbers; wrong configurations. tests/sim/test_growth.c has the rounds. */
 #define _GNU_SOURCE 1
 #include "world.h"
+#include "../../mlfab_partial.h"
 
 #include <pthread.h>
 #include <unistd.h>

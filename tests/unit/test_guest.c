@@ -1,7 +1,7 @@
 /* test_guest.c - the library's effects on its host process: signals, limits, forks, files. Uses the public
  * header only. Tests that may end a process run in a child. */
 #define _DEFAULT_SOURCE
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "world.h"
+#include "../../mlfab_transport.h"
 #include "../testing.h"
 
 #define MS 1000000u

@@ -8,7 +8,7 @@
 #include <math.h>
 #include "../testing.h"
 
-enum { KINDS = MLFAB_SYNC_USER + 1, WORKERS = 8 };
+enum { KINDS = MLFAB_SYNC_COUNT, WORKERS = 8 };
 
 static const double almost_one = 1.0 - 0x1p-53;
 
