@@ -51,7 +51,7 @@ MLFAB__INTERNAL void mlfab__map_remove(mlfab__map *map, uint64_t key) {
   uint32_t mask = map->capacity - 1;
   for (uint32_t i = (hole + 1) & mask; map->entries[i].key != 0; i = (i + 1) & mask) {
     uint32_t home = map_slot(map, map->entries[i].key);
-    /* An entry may move into the hole unless its home is behind the hole. */
+    /* An entry may move into the hole if its home is not behind the hole. */
     if (((i - home) & mask) >= ((i - hole) & mask)) {
       map->entries[hole] = map->entries[i];
       hole = i;
