@@ -986,7 +986,7 @@ static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t ti
   if (missing == 0)
     return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
                         "mpi: after %s mlfab_open still waits at MPI rank %d, though all %d "
-                        "processes have called it: some had given up before the last one came",
+                        "processes have called it: some gave up before the last came",
                         waited, roll->rank, roll->size);
   return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
                       "mpi: after %s %s not called mlfab_open, which is collective over MPI: %u of "
@@ -1369,8 +1369,8 @@ static void mpi_end_loans(mpi_end *t) {
     operation->lends = NULL;
     if (!e->over)
       mlfab__log(&t->env, MLFAB_LOG_ERROR,
-                 "mpi: close: MPI rank %d has not taken what is being sent from a buffer, which "
-                 "must stay as it is until MPI_Finalize",
+                 "mpi: close: MPI rank %d has not taken all bytes of a buffer, which must stay "
+                 "unchanged until MPI_Finalize",
                  operation->peer);
   }
 }

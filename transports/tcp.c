@@ -343,7 +343,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
   if (link->roots && code == MLFAB_ERR_PEER_CLOSED)
-    why = "its socket is root's, who refuses other users";
+    why = "its socket is root's: root refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may belong to the session */
   tcp_link_close(self, link);
   if (state == TCP_LINK_LINGER) {
@@ -862,7 +862,7 @@ static void tcp_names(tcp_self *self) {
       tcp_name_answered(self, link);
       taken = 1;
     } else if (now - link->asked_ns >= TCP_NAME_NS) {
-      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, "its name is asked for, without an answer yet");
+      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, "its name is not resolved yet");
     } else {
       self->names++;
       if (!first || link->asked_ns < first->asked_ns) first = link;
@@ -888,7 +888,7 @@ static uint64_t tcp_monotonic(void) {
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
   uint64_t now = tcp_monotonic(), begin = now, drained;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
-  const char *why = "its name is asked for, without an answer yet";
+  const char *why = "its name is not resolved yet";
   int status = 0, code = MLFAB_ERR_TIMEOUT, known = 0;
   for (; !status && !known && now - begin < limit; now = tcp_monotonic()) {
     if (!self->question && now >= self->ask_ns) status = tcp_ask(self, dial, now);

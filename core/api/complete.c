@@ -131,7 +131,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (!c->dedicated && c->roles != usual)
     return complete_config_error(
         error,
-        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
+        "roles do not fit rank and servers (if servers are not dedicated, the first ranks serve)");
   uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0) +
                    (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {

@@ -1394,7 +1394,7 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   if (ctx && error_p && context_is_child(ctx)) {
     MLFAB__FAIL(
         error_p, MLFAB_ERR_STATE,
-        "this process was forked from the one that opened the context: it can only close it");
+        "this process is a fork of the process that opened the context: it can only close it");
     return 0;
   }
   CONTEXT_CHECK(ctx);

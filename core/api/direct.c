@@ -654,7 +654,7 @@ static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t de
 static int direct_fenced(const direct_call *c) { return c->ready && c->state != DIRECT_IS_STAGED; }
 
 static const char *direct_why(const direct_call *c) {
-  if (!c->ready) return "what was given to the device's stream before is not over";
+  if (!c->ready) return "earlier work on the device's stream is not over";
   if (c->state == DIRECT_FENCED) return "earlier calls have not begun";
   if (c->state == DIRECT_IS_STAGED) return "there is no room for it in staging memory";
   return c->mark ? "the device is not done with other workers' memory"

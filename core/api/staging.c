@@ -772,7 +772,7 @@ static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p,
         mlfab__request_open(table, staging_request_kind(c->call.kind), UINT32_MAX, c->began_ns, 0);
     outer->deadline_ns = MLFAB__NEVER;
     mlfab__request_blame(outer, MLFAB_NO_RANK, 0,
-                         ", as what was given to the device's stream before is not over");
+                         ", as earlier work on the device's stream is not over");
     *request_p = c->outer = outer->id;
   }
   int number = c->direct ? 0 : staging_fill(s, c, snapshot);
@@ -936,7 +936,7 @@ static int staging_late(mlfab *ctx, staging_call *c) {
   char text[MLFAB__TEXT_MAX], waited[24];
   const char *why = "earlier calls have not begun, or there is no room for this one";
   if (ctx->now_ns < c->deadline_ns) return 0;
-  if (c->mark) why = "what was given to the device's stream before is not over";
+  if (c->mark) why = "earlier work on the device's stream is not over";
   if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
   if (c->state == STAGING_DIRECT) why = ctx->direct->why(c->direct);
   snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),

@@ -307,7 +307,7 @@ static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {
     return;
   }
   mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
-                    "the server is out of pinned memory for what it copies from its device");
+                    "the server is out of pinned memory for copies from its device");
   mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
 }
 

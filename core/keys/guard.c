@@ -212,7 +212,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   mlfab__session session;
   uint32_t own;
   if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
-    return "a proof that does not parse, or without a challenge";
+    return "a proof that does not parse, or came before a challenge";
   int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
   if (key < 0) return guard_foreign(node, &proof.challenge);
   memset(&session, 0, sizeof session);

@@ -114,7 +114,7 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
     char paused[24];
     if (node->config.progress != MLFAB_PROGRESS_HAND && now_ns - last_ns >= ALIVE_TOLD_NS)
       mlfab__log(&node->env, MLFAB_LOG_WARN,
-                 "this process did not run for %s: until now it takes nobody's silence for a death",
+                 "this process did not run for %s: it ignores the silence of peers up to now",
                  mlfab__duration(paused, now_ns - last_ns));
     node->anew_ns = mlfab__add_sat(
         awake_ns, mlfab__max(node->config.silent_death_ns, MLFAB__HALT_BEATS * beat));

@@ -140,7 +140,7 @@ static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint3
                        "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                       "transports: beside the transport '%s', whose time is virtual, is no other",
+                       "transports: the transport '%s' has virtual time, and excludes any other",
                        own->name);
   choices[(*n_p)++] = open_choice(c, own, 1);
   return 0;
@@ -234,7 +234,7 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
   *config_p = made;
   if (made->transport)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                       "transports: MLFAB_USE_MPI cannot be beside a transport of the caller's");
+                       "transports: MLFAB_USE_MPI excludes a transport of the caller");
   return mlfab__mpi_prepare(made, error);
 #else
   (void)made;
