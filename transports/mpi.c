@@ -204,7 +204,7 @@ typedef struct mpi_engine {
   MPI_Comm comm; /* this engine's own */
   int rank, size;
   pid_t pid;
-  pthread_mutex_t lock; /* guards what follows, and every MPI call on comm */
+  pthread_mutex_t lock; /* guards the following members, and every MPI call on comm */
   bool over;            /* MPI was finalised, or has failed: sending is impossible */
   bool spoilt;          /* a collective did not end: comm cannot carry another */
   char missing[128];    /* spoilt: the processes that it waited for */

@@ -590,7 +590,7 @@ static void shm_coll_unpack(const mlfab__shm_coll_call *c, uint32_t width, uint6
 }
 
 /* Combines n elements at `at` of all members; where[j] is member j's data (for this member: the vector).
- * Stores the result in the place of the inputs: all members', or this one's only. */
+ * Stores the result in the place of the inputs: of all members, or of this member only. */
 static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p, uint64_t at, uint64_t n,
                              uint8_t *const *where, bool all) {

@@ -4,7 +4,7 @@
 
 #include "../core/base/base.h"
 
-/* From linux/futex.h, which is missing where the kernel's headers are not installed. */
+/* From linux/futex.h, which is missing on systems without the kernel's headers. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
 
 #if MLFAB_WITH_SHM /* otherwise unused */

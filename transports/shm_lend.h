@@ -65,7 +65,7 @@ struct shm_refers {
 struct shm_pool {
   uint8_t *at; /* NULL: there is none */
   int fd, read_fd;
-  uint64_t number;     /* as of other files; those have smaller ones */
+  uint64_t number;     /* as of other files, which have smaller numbers */
   uint32_t used, lost; /* units; lost: used by links that have ended */
   uint64_t bits[SHM_UNITS / 64];
 };

@@ -179,7 +179,7 @@ typedef struct sim_endpoint {
 typedef struct sim_host {
   mlfab_sim *sim;
   uint32_t index;
-  struct sim_host *card; /* the host whose ports it uses: itself, unless shared */
+  struct sim_host *card; /* the host whose ports it uses: itself, if they are not shared */
   sim_port out, in;
   uint64_t rate_out, rate_in; /* as set; the ports have the reduced rates of a slow host */
   sim_source deadline, slow, pause, restart, watch;
@@ -1638,7 +1638,7 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   status = mlfab_open_start(&copy, &ctx, error_p);
   if (status) return status;
   *ctx_p = ctx;
-  /* A world of one host opens no transport: driving it is unnecessary, and its close is not reported. */
+  /* A world of one node opens no transport: driving it is unnecessary, and its close is not reported. */
   if (host->endpoint) {
     host->ctx = ctx;
     host->ctx_p = ctx_p;

@@ -26,14 +26,13 @@
  * before memory is allocated for the frame.
  *
  * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
- * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
- * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
- * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
- * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is read directly
- * into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD). A header that is
- * found in the midst of a frame is reported, too. All buffers come from free lists, last in first out: a stream reuses
- * memory that is in the cache, and idle links hold none. wait shares only `pending` and `listener_paused` with the
- * other functions.
+ * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a counted
+ * buffer, borrowed pieces to the caller's memory. A socket is watched for writability only while its last write was
+ * incomplete. Input first goes to a stage, a buffer that the link holds only while it contains bytes. Once a header is
+ * complete, the frame gets a buffer of its size class, and the rest is read directly into that. In a fabric with a key
+ * the header is reported before the rest is read (MLFAB_IO_HEAD). A header that is found in the midst of a frame is
+ * reported, too. All buffers come from free lists, last in first out: a stream reuses memory that is in the cache, and
+ * idle links hold none. wait shares only `pending` and `listener_paused` with the other functions.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -173,7 +172,7 @@ static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
   return status;
 }
 
-/* Sleepers wait at the one end, and are woken at the other. */
+/* Makes the pipe: sleepers wait at one end, and are woken at the other. */
 static int tcp_pipe_open(tcp_self *self) {
   int ends[2];
   if (pipe(ends)) return -1;
@@ -1742,7 +1741,7 @@ static void tcp_linger(tcp_self *self, tcp_link *link) {
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* One pass over all sockets: notes readable ones, writes to writable ones. */
+/* Makes one pass over all sockets: notes readable sockets, writes to writable sockets. */
 static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
   if (slot == 0) {
     tcp_accept(self);
@@ -1816,7 +1815,7 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
-/* The address at which the listener is reached on the way of this call, in self->text; or NULL. */
+/* The address at which the listener is reached by the route of this call, in self->text; or NULL. */
 static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, listens;
   memset(&here, 0, sizeof here);

@@ -32,7 +32,7 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* The two frame every call on a task graph. dag_leave waits for the request, if there is one. */
+/* These two enclose every call on a task graph. dag_leave waits for the request, if there is one. */
 static int dag_enter(mlfab *ctx, mlfab_error *error) {
   mlfab__context_enter(ctx);
   return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);

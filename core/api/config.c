@@ -314,7 +314,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
   return code;
 }
 
-/* Sets the member from a text. Errors use `name`; then nothing has changed. */
+/* Sets the member from a text. Errors use `name`, and leave the member unchanged. */
 static int config_put(void *base, const config_setting *s, const char *name, const char *text,
                       mlfab_error *error) {
   char *member = (char *)base + s->at;

@@ -295,8 +295,8 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be the one that the call
- * would wait for. */
+/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be just the thread that the
+ * call would wait for. */
 #define CONTEXT_MAY_WAIT(ctx)                                \
   do {                                                       \
     if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \

@@ -31,7 +31,7 @@ typedef struct mlfab__context_direct {
   /* Gives the call up. New work of the stream follows the work that this worker's device still does. */
   void (*leave)(mlfab *ctx, mlfab__direct_call *c);
   int (*quiet)(mlfab *ctx,
-               mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
+               mlfab__direct_call *c);   /* 1: this worker's device does no more work for it */
   void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
   void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
   /* Closes the context's shares, while the device is still there. */

@@ -5,7 +5,7 @@ static uint32_t map_slot(const mlfab__map *map, uint64_t key) {
   return (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (map->capacity - 1);
 }
 
-/* The entry of key, or the empty one where it belongs. There is always an empty entry. */
+/* The entry of key, or the empty entry to put it in. There is always an empty entry. */
 static uint32_t map_find(const mlfab__map *map, uint64_t key) {
   uint32_t i = map_slot(map, key);
   while (map->entries[i].key != 0 && map->entries[i].key != key) i = (i + 1) & (map->capacity - 1);

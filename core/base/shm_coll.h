@@ -122,8 +122,8 @@ typedef struct mlfab__shm_coll_table {
   void (*destroy)(mlfab__shm_coll **arena_p);
   /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n); names[me] is this process. No call
    * may be under way. Keeps mapped segments that are still needed, and unmaps the others. Calls may be made when all
-   * members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be mapped: another user's, gone, not
-   * what its name says), MEMORY; the arena then has no epoch. */
+   * members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be mapped: another user's, gone, or
+   * different from its name), MEMORY; the arena then has no epoch. */
   int (*join)(mlfab__shm_coll *arena, const mlfab__shm_coll_name *names, uint32_t n, uint32_t me,
               uint32_t epoch);
   /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER leaves

@@ -17,7 +17,7 @@
 #define COMBINE_STAGE 256u
 /* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define COMBINE_STREAM_BYTES 65536u
-/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
+/* Vector kernels process multiples of this; in larger arrays, from a cache line on. */
 #define COMBINE_LINE 64u
 #define COMBINE_TURN 256u
 #define COMBINE_LITTLE_BYTES 32768u

@@ -203,8 +203,8 @@ static void packet_put(uint8_t *out, int dtype, int half, const void *values, ui
   }
 }
 
-/* Writes the header, and zeros where padding may be; later writes cover the rest of these. Returns the address for the
- * values; *packet is as mlfab__packet_open will set it. */
+/* Writes the header, and zeros in the places of possible padding; later writes cover the rest of these. Returns the
+ * address for the values; *packet is as mlfab__packet_open will set it. */
 static uint8_t *packet_header(uint8_t *out, const mlfab__packet_shape *shape, int form,
                               uint32_t kept, int last, mlfab__packet *packet) {
   mlfab__packet p = {.offset = shape->offset,

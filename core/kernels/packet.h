@@ -43,8 +43,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
 
 /* Packets are read more than once: first checked, later used. Memory that the sender still maps may change
  * in between. So the packets of a frame are copied to private memory before the check, and the frame is not
- * read afterwards. This allocates such memory, for one frame, unless it exists; its owner calls
- * mlfab__free_aligned. Errors: MEMORY. */
+ * read afterwards. This allocates such memory, for one frame, if it is missing; its owner calls mlfab__free_aligned.
+ * Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p);
 #define MLFAB__PACKET_ROOM MLFAB_BULK_MAX
 /* Copies these bytes to that memory. */

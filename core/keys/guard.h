@@ -26,8 +26,8 @@
  *      differ. This side does not show its text.
  *  (5) On a link with tags, this node waits for a frame only of the length that the sender has given. A transport that
  *      cuts frames out of a stream of bytes reports a header before it waits for the rest (MLFAB_IO_HEAD). It reports
- *      again when bytes within a frame begin like a header: the next frame's header shows that bytes were left out. So
- *      who repeats, leaves out or inserts bytes only ends the link, within a heartbeat of the sender; it is made anew.
+ *      again when bytes within a frame begin like a header: the next frame's header shows that bytes were left out.
+ *      So altered, repeated or missing bytes end only the link, within a heartbeat of the sender; it is made anew.
  *
  * Keys are wiped when their link or the node is closed. */
 #ifndef MLFAB__GUARD_H

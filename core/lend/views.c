@@ -71,7 +71,7 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
 
 /* --- the blocks of a view --- */
 
-/* Room for one more block and run. Errors: MEMORY. */
+/* Makes room for one more block and run. Errors: MEMORY. */
 static int views_grow(mlfab__env *env, mlfab__server_view *view) {
   uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
                                  sizeof *blocks);

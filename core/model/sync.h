@@ -17,7 +17,7 @@
 #include "../base/env.h"
 #include "options.h"
 
-/* --- the description of a model; all members are valid, whatever `size` says --- */
+/* --- the description of a model; all members are valid, for any `size` --- */
 
 /* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);

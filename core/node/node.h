@@ -812,7 +812,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
                                      const char *addresses, const mlfab__copies_table *copies,
                                      uint64_t now_ns, mlfab_node **node_p);
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
-/* The two frame every call of the API. enter: may this node call now (`worker`: only a worker may)? Errors as of
+/* These two enclose every call of the API. enter: may this node call now (`worker`: only a worker may)? Errors as of
  * mlfab_push. return: keeps the error for mlfab_node_last_error, does the work that the call caused, and returns its
  * code. */
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,

@@ -79,7 +79,7 @@ MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index) {
 
 /* --- the next frame --- */
 
-/* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
+/* Asks the roles on this link, urgent roles first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
   uint32_t n = node->nsenders[link->kind], urgent = node->nurgent[link->kind];

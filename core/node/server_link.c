@@ -51,7 +51,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
                      silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  /* The peer's own words tell more than the end of the link. */
+  /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */
   if (node->copies && (!was->greeted || silent || told)) node->copies->toggle(node, index);

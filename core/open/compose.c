@@ -1,4 +1,4 @@
-/* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
+/* compose.c - composes a node of its roles. Top floor: only this file knows all roles. */
 #include "../api/complete.h"
 #include "../api/parts.h"
 #include "../coll/barrier.h"
