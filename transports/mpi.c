@@ -24,8 +24,8 @@
  *
  * Links: CALLING -> UP -> closed, or CALLING -> closed.
  *    CALL    to an end: 'make me a link'. Answered by ACCEPT (with the callee's link), or REFUSE (no such end)
- *    CLOSE the sender has closed its link and sends no more on it. Answered by CLOSED, in any order CREDIT carries only
- *    the credit
+ *    CLOSE   the sender has closed its link and sends no more on it. Answered by CLOSED, whichever end closed first
+ *    CREDIT  carries only the credit
  *
  * Invariants
  *  (1) At most MPT_WINDOW bytes of a link are sent but not yet released by the receiver, which reports released bytes

@@ -48,8 +48,9 @@
  *
  * Bell. Every node has one page, mapped by all its peers, with one word of bits. ASLEEP: in wait, on this word as a
  * futex. ARMED: the program sleeps on fd(). POLLED: wait sleeps on the sockets, because connections are being made or
- * there is no link yet. 0: awake. sleeper: set the bit; full fence; look at all rings; sleep until the bit is gone
- * producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
+ * there is no link yet. 0: awake.
+ *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
+ *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
  *             and make the one system call that ends the sleep
  * One of the two sees the other, so every wake-up arrives. Only the side that takes the word makes the call, so there
  * is one call for each sleep. The producer's half (shm_settle) runs once per flush instead of per send, and in every

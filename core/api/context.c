@@ -20,9 +20,9 @@
  *    DRIVES  --nothing moved, spun--> LISTENS --something came, woken--> DRIVES
  *    DRIVES  --parked, or a thread waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
  *
- *    parked 0 -> 1: a call ends all work, while the thread is not in LISTENS; the fourth call ends in one sleep of
- *                    LISTENS; calls have driven since it went aside, and are brisk. 1 -> 0: it comes back, and since it
- *                    went aside neither waiters nor calls drove.
+ *    parked  0 -> 1: a call ends all work, while the thread is not in LISTENS; the fourth call ends in one
+ *                    sleep of LISTENS; calls have driven since it went aside, and are brisk.
+ *            1 -> 0: it comes back, no thread waits, and calls have not driven since it went aside.
  *
  * Invariants. (1) When a call leaves work and no thread waits, a thread polls soon. The call wakes a thread that DOZES;
  * if calls are not brisk, also a thread that NAPS. ASIDE and NAPS end by themselves. (2) At most one thread is in a

@@ -48,15 +48,16 @@
  *        call without error has seen these steps. in[i mod 3] is written again after (3) of round i. Rounds are counted
  *        over the whole epoch.
  *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: by then they have read
- *        round i. The owner of a lent vector does not leave before all last steps were seen. (I5) A vector is lent only
- *        when all others have confirmed that they map it, and its pages hold nothing
- *        else (M3 of shm_memory.h).
+ *        round i. The owner of a lent vector does not leave before all last steps were seen.
+ *   (I5) A vector is lent only when all others have confirmed that they map it, and its pages hold nothing else (M3 of
+ *        shm_memory.h).
  *   (I6) A member that leaves a call early withdraws its door, then renews the pages of its slots and its lent vector.
  *        A slow or stopped member that still writes keeps the old pages to itself. A member that joins withdraws both
- *        doors and its step. (I7) Before a member uses the contents of the doors, and again before it succeeds, it
- *        checks that the doors of its beginning are unchanged. If so, all that it read is valid. If not, it waits for
- *        pause to return the reason. So a torn read is never used. A verdict from the doors withdraws no door: later
- *        members reach the same verdict, and nothing is written after it. Closing withdraws no door either.
+ *        doors and its step.
+ *   (I7) Before a member uses the contents of the doors, and again before it succeeds, it checks that the doors of its
+ *        beginning are unchanged. If so, all that it read is valid. If not, it waits for pause to return the reason. So
+ *        a torn read is never used. A verdict from the doors withdraws no door: later members reach the same verdict,
+ *        and nothing is written after it. Closing withdraws no door either.
  * Data read from another segment is not trusted: descriptors, sizes and positions are checked, and mappings have sealed
  * size. So a faulty member can corrupt slots and vectors only.
  *

@@ -5,9 +5,9 @@
  *
  *    NEW      another node called this one. Its first frame tells the kind: JOIN -> JOIN_IN,
  *             HELLO -> WORKER, SCHEDULER, RESHARD_IN or VOTER_IN, MEET -> PEER_IN
- *    CLAIM the caller asks for a number that another process has: see Numbers JOIN_IN at server 0: from a node that
- *    joins, until that node has its WELCOME and hangs up JOIN_OUT from this node to server 0, to join; closed when
- *    WELCOME has arrived
+ *    CLAIM    the caller asks for a number that another process has: see Numbers
+ *    JOIN_IN  at server 0: from a node that joins, until that node has its WELCOME and hangs up
+ *    JOIN_OUT from this node to server 0, to join; closed when WELCOME has arrived
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then all other frames
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
@@ -50,10 +50,11 @@
  *
  *    first frame --no link, or the same process, whose old link is closed--> admitted at once
  *         |
- *         +--another process has it--> CLAIM, probe --the holder answers--> refused, RANK_TAKEN |--the holder's link
- *                                     ends--> the first frame is handled again |--5 beats, hand-driven holder: it may
- *                                     compute--> RANK_TAKEN |--5 beats, any other holder--> its link is closed, as
- *                                     above +--the caller hangs up--> forgotten; the probe after 7 beats
+ *         +--another process has it--> CLAIM, probe --the holder answers--> refused, RANK_TAKEN
+ *                                     |--the holder's link ends--> the first frame is handled again
+ *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
+ *                                     |--5 beats, any other holder--> its link is closed, as above
+ *                                     +--the caller hangs up--> forgotten; the probe after 7 beats
  *
  *  (1) A holder that answers keeps its number. Only the answer to the probe counts: other frames may come from before
  *      its death.
@@ -94,8 +95,7 @@
  *    tell whether the peer is hand-driven: such a link is opened again;
  *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of silence (from
  *    our BYE on). This loses nothing: without a scheduler, servers grant updates first come, first served;
- *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
- *    otherwise.
+ *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer otherwise.
  *
  * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it or its machine was stopped
  * (Ctrl-Z) or frozen (docker pause). Its peers may have been paused with it, so their silence proves nothing:
