@@ -23,9 +23,9 @@
  * a member gives up in the meeting before SETTLES, its memory may be overwritten while another still copies from it.
  * The first never meets in SETTLES, so the second fails. (3) All members take the same way: each choice follows from a
  * table that all have, or from the epoch's limit (mlfab__comm_room). A meeting begins at once, in the epoch of the
- * agreement, or not at all. (4) Calls with a number in the communicator begin only after the call: its meetings have
- * consecutive numbers. (5) An agreement lasts for one epoch at most. (6) At most DIRECT_MAPS mappings; all stay while
- * this worker's device may use one (`busy`). (7) No code here waits for the device.
+ * agreement, or not at all. (4) While a call goes on, later calls with a number in the communicator wait: its meetings
+ * have consecutive numbers. (5) An agreement lasts for one epoch at most. (6) At most DIRECT_MAPS mappings; all stay
+ * while this worker's device may use one (`busy`). (7) No code here waits for the device.
  *
  * Bits: as in the host's blocking collectives in shared memory. One member adds an element, in the order of members.
  * Source: reduce-scatter and allgather over readable memory, as NCCL and MVAPICH on one node; no paper has devices. */

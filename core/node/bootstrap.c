@@ -478,7 +478,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
   int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
               code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
-  /* processes of one job have two keys: another port is no remedy */
+  /* Processes of one job have two keys: another port is no remedy. */
   other &=
       !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
   if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;

@@ -28,8 +28,8 @@ typedef struct mlfab__tree_node {
   uint32_t worker, parent, giver;
 } mlfab__tree_node;
 
-/* Scheduler -> server 0: all these workers, by rank, in the order of adding; an empty list: there is no tree. Server 0
- * -> worker: the same, by member number. */
+/* Scheduler -> server 0: all these workers, by rank, in the order of adding; an empty list: there is no tree.
+ * Server 0 -> worker: the same, by member number. */
 typedef struct mlfab__tree_plan {
   uint64_t number;
   uint32_t nodes;
