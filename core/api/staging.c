@@ -11,7 +11,7 @@
  *    LANDING --copy failed, deadline--> ended
  *    DIRECT --done, or failed at all members--> ended;  --by the host, on all members--> FILLING;  --deadline, cancelled--> DOOMED
  *
- * DIRECT: a collective that the members make from device to device, in direct.c. It has an image only in FILLING.
+ * DIRECT: a collective that the members make from device to device, in direct.c. It gets an image only in FILLING.
  *
  * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
  *
@@ -37,7 +37,7 @@
  * inner call is done are copied again. Copies of one direction are carried out in order, so the last copy counts. A
  * chunk is copied at most twice. (8) A copy back that is queued early has a mark and waits for the fence, as any other.
  *
- * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution). */
+ * Source: CUDA's programming guide, asynchronous concurrent execution (order on a stream). No paper has devices. */
 #include "staging.h"
 
 #include "../worker/feed.h"
