@@ -1,18 +1,18 @@
-/* mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
+/* mpi.c - carries frames between the processes of an MPI job, by point-to-point messages of MPI.
  *
- * For jobs that mpirun or srun starts: every network that the MPI library knows (InfiniBand, RDMA, shared memory) is
- * reached through it. It uses a duplicate of the communicator, so that no message of the program meets one of these. It
- * does not reach processes outside the communicator, does not survive the death of one (stock MPI ends the job), and
- * authenticates nobody: whoever is in the job is a peer (docs/promises.md). Needs MPI 3.0. Constants begin with MPT_,
- * because MPI_ is reserved.
+ * For jobs that mpirun or srun starts: it reaches every network that the MPI library knows (InfiniBand, RDMA, shared
+ * memory). It uses a duplicate of the communicator, which keeps its messages apart from the program's. It reaches only
+ * processes of the communicator, and ends with the first process that dies (stock MPI ends the job). It authenticates
+ * nobody: every process of the job is a peer (docs/promises.md). It needs MPI 3.0. Constants begin with MPT_, because
+ * MPI_ is reserved.
  *
  * Addresses: "mpi:<rank>/<end>". rank: in the communicator. end: number of the open transport in that process, so that
- * a process may open several contexts; closed ones' numbers are not used again.
+ * a process may open several contexts; numbers are never used again.
  *
- * Parts. An engine is what a process has of one communicator: the duplicate, the operations under way, the free blocks.
- * It lasts until MPI_Finalize, because MPI may still read a block when the context that sent it is closed; so blocks are
- * not of the context's env. An end is one open transport; any end's poll or wait drives the engine for all of them. All
- * MPI calls are made under the engine's lock, and with MPI_THREAD_FUNNELED or _SERIALIZED only by the caller's thread.
+ * Parts. An engine is a process's state for a communicator: the duplicate, operations under way, free blocks. It lasts
+ * until MPI_Finalize, because MPI may still read a block after the close of the context that sent it. So no context's
+ * env owns blocks. An end is one open transport; any end's poll or wait drives the engine for all of them. MPI calls
+ * are made under the engine's lock, and with MPI_THREAD_FUNNELED or _SERIALIZED only by the caller's thread.
  *
  * Messages. A message with tag MPT_HEADS begins with an envelope, eight little-endian numbers of 32 bits:
  *
@@ -20,49 +20,49 @@
  *
  * and, of a FRAME, the head, padded to 8 bytes, and a bulk of up to MPT_INLINE bytes. A larger bulk is a message of its
  * own with tag MPT_BULKS. The receiver takes heads by MPI_Improbe, and posts a receive for the bulk when it has the
- * head; MPI keeps the order of messages between two processes within a tag, so the n-th receive gets the n-th bulk.
+ * head. MPI keeps the order of messages between two processes within a tag, so the n-th receive gets the n-th bulk.
  *
  * Links: CALLING -> UP -> closed, or CALLING -> closed.
  *    CALL    to an end: 'make me a link'. Answered by ACCEPT (with the callee's link), or REFUSE (no such end)
- *    CLOSE   the sender has closed its link and sends nothing more on it. Answered by CLOSED, whoever closed first
- *    CREDIT  carries nothing but the credit
+ *    CLOSE   the sender has closed its link and sends no more on it. Answered by CLOSED, whichever end closed first
+ *    CREDIT  carries only the credit
  *
  * Invariants
- *  (1) Of the bytes sent on a link, at most MPT_WINDOW are not yet released by the receiver, who tells what it has
- *      released in `credit`. So a receiver that does not poll stops its senders, and blocks are bounded: MPT_WINDOW
- *      for each link and direction.
- *  (2) `send` copies bulks into blocks: nothing of the caller is borrowed once it returns, so detach and disconnect
- *      have nothing to wait for. A block is free again when MPI_Testsome says so. `lend` is below.
- *  (3) Every bulk announced by a head is received, also when its link is closed by then (into a block that is dropped),
- *      or later bulks would meet the wrong receive.
+ *  (1) At most MPT_WINDOW bytes of a link are sent but not yet released by the receiver, which reports released bytes
+ *      in `credit`. So a receiver that does not poll stops its senders, and blocks are bounded: MPT_WINDOW for each
+ *      link and direction.
+ *  (2) `send` copies bulks into blocks. All borrowing ends with its return, so detach and disconnect need not wait. A
+ *      block is free again when MPI_Testsome reports its operation. `lend` is below.
+ *  (3) Every bulk announced by a head is received, even if its link is closed by then (into a block that is dropped).
+ *      Else later bulks would meet the wrong receive.
  *  (4) An answer or a frame counts only if both links and the sender's rank are those of the envelope.
- *  (5) When `lingering` is 0 and no operation is under way, no other process has sent this one anything that is not
- *      received, but for calls: a CLOSED is the last message of a link. MPI_Finalize begins with waiting for that.
+ *  (5) When `lingering` is 0 and no operation is under way, this process has received all messages that others sent it,
+ *      except calls: a CLOSED is the last message of a link. MPI_Finalize first waits for that.
  *
- * Loans. With the option mpi_lend, `lend` has MPI send a bulk of more than MPT_INLINE bytes from where it is. MPI cannot
- * take such a send back, so an operation with a loan is
+ * Loans. With the option mpi_lend, `lend` makes MPI send a bulk of more than MPT_INLINE bytes in place. MPI cannot take
+ * such a send back. So an operation with a loan has these states:
  *
  *    LENT --MPI has let go--> SENT reported
  *      '--detach, or the link is disconnected or DOWN--> KEPT --MPI has let go--> gone, without an event
  *
- *  (6) end.lent is the number of the end's loans, end.kept of those that are KEPT. Memory of a loan is neither freed nor
- *      written by mlfab or its caller while the loan is LENT or KEPT: of a LENT one the node knows; for the KEPT ones the
- *      context tells no caller that a request has finished while `keeps` is not 0. (A collective may overwrite what its
- *      peer has acknowledged, and the peer does that when MPI has delivered all of it.)
- *  (7) The end whose loans they are outlives them: close waits, until the deadline; then it tells the log, and the loans
- *      are nobody's. When MPI itself has failed or is finalised, no loan is counted any more: nothing more can be known.
+ *  (6) end.lent is the number of the end's loans, end.kept the number of KEPT loans. Memory of a loan is neither freed
+ *      nor written by mlfab or its caller while the loan is LENT or KEPT. The node knows the LENT loans. For the KEPT
+ *      loans, the context reports finished requests only while `keeps` is 0. (A collective may overwrite bytes that its
+ *      peer has acknowledged; the peer acknowledges when MPI has delivered all of them.)
+ *  (7) An end outlives its loans: close waits for them, until the deadline. Then it tells the log, and the loans have
+ *      no owner. When MPI itself has failed or is finalised, loans are not counted any more: their end is unknown.
  *
  * Progress. MPI moves messages only while both processes call it. So the close of a process's last end waits, at most
- * MPT_LAST_NS, until MPI has what was sent; and a link that was closed does not wait longer than MPT_REST_NS for a bulk.
+ * MPT_LAST_NS, until MPI has all sent messages. A closed link waits at most MPT_REST_NS for a bulk.
  *
- * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS.
+ * Waiting. MPI cannot wake a sleeper. So wait polls, with naps in between that grow to MPT_NAP_NS.
  *
- * Opening is collective, and a collective of MPI does not tell whom it waits for. So there is a roll call: a process
- * whose time to open is nearly over says HERE to all others, in an empty message; one that hears it while it opens, says
- * it, too. At the deadline those that have not said it are named. While the duplicate is being made these messages go
- * over the program's own communicator, with the largest tag that MPI has; when it is made, no more go there, and every
- * process takes those that were sent to it. Only an opening that fails leaves some behind, at processes that have not
- * called mlfab_open. */
+ * Opening is collective, and a collective of MPI does not tell which processes it waits for. So there is a roll call. A
+ * process whose time to open is nearly over says HERE to all others, in an empty message. A process that hears this
+ * while it opens says HERE, too. At the deadline, the error names the processes that have not said it. While the
+ * duplicate is being made, these messages go over the program's own communicator, with the largest tag of MPI.
+ * Afterwards no more go there, and every process takes those sent to it. Only an opening that fails leaves messages
+ * behind, at processes that have not called mlfab_open. */
 #include "mpi.h"
 
 #include "../core/base/env.h"
@@ -93,7 +93,7 @@ enum {
   MPT_HEADS = 1, /* tags */
   MPT_BULKS = 2,
   MPT_SAID = 3, /* HERE, while the duplicate is new */
-  MPT_HERE = 4, /* the first of MPT_HERES, one an opening */
+  MPT_HERE = 4, /* the first of MPT_HERES tags, one for each opening */
   MPT_HERES = 16384,
   MPT_ENVELOPE = 32,
   MPT_INLINE = 8192,
@@ -104,13 +104,13 @@ enum {
   MPT_LINKS_MAX = 1 << 24,
   MPT_NAP_LEAST_NS = 20000,
   MPT_NAP_NS = 1000000,
-  MPT_LOOK_NS = 100000000 /* between two looks for calls that nobody answers */
+  MPT_LOOK_NS = 100000000 /* between two looks for calls without an answer */
 };
-#define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* for which a call waits */
-#define MPT_REST_NS (2 * MPT_SECOND_NS)   /* for which a closed link waits for a bulk */
-#define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* for which MPI_Finalize waits for the other processes */
-#define MPT_ROLL_NS MPT_SECOND_NS         /* for which a roll call has time */
-#define MPT_LAST_NS MPT_SECOND_NS         /* for which the close of a process's last end does */
+#define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* time that a call waits for its answer */
+#define MPT_REST_NS (2 * MPT_SECOND_NS)   /* time that a closed link waits for a bulk */
+#define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* time that MPI_Finalize waits for the other processes */
+#define MPT_ROLL_NS MPT_SECOND_NS         /* time of a roll call */
+#define MPT_LAST_NS MPT_SECOND_NS         /* time that the close of a process's last end waits */
 
 _Static_assert(2 * (MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) <
                    MPT_WINDOW,
@@ -136,10 +136,10 @@ typedef struct mpi_envelope {
 
 /* Memory that MPI reads or writes: aligned to 64 bytes. */
 typedef struct mpi_block {
-  struct mpi_block *next; /* of the free ones, or of a link's frames */
-  struct mpi_block *bulk; /* of a received head: its bulk, or NULL when that is inside */
+  struct mpi_block *next; /* in the list of free blocks, or of a link's frames */
+  struct mpi_block *bulk; /* of a received head: its bulk; NULL: it is inside the head's block */
   uint8_t *bytes;
-  uint32_t size_log, link; /* link: the number, of a received head */
+  uint32_t size_log, link; /* link: number of a received head's link */
   uint32_t head_bytes, bulk_bytes;
   bool whole;   /* a received head: the bulk has arrived */
   bool dropped; /* a received head: its link was closed before the bulk arrived */
@@ -147,9 +147,9 @@ typedef struct mpi_block {
 
 /* An MPI request under way. */
 typedef struct mpi_operation {
-  mpi_block *block;      /* what MPI reads or writes; NULL: memory of the caller */
+  mpi_block *block;      /* the memory of MPI's operation; NULL: memory of the caller */
   mpi_block *head;       /* of a receive: the frame; NULL: a send */
-  struct mpi_end *lends; /* a loan: whose; NULL: none, or nobody's */
+  struct mpi_end *lends; /* a loan: its owner; NULL: not a loan, or the owner is closed */
   uint32_t link;         /* a loan: LENT on this link; 0: KEPT */
   int peer;              /* a loan: the MPI rank that it goes to */
   uint64_t token;        /* a loan */
@@ -162,19 +162,19 @@ typedef struct mpi_link {
   uint32_t number, peer_link; /* peer_link 0: CALLING */
   int peer;                   /* MPI rank */
   uint32_t peer_end;
-  uint64_t token, since_ns; /* since_ns: when it was made; ended: then */
+  uint64_t token, since_ns; /* since_ns: time at which it was made, or ended */
   mpi_block *first, *last;  /* frames, in the order of the sender */
   uint32_t unreleased;      /* sent, and not released by the peer: bytes */
-  uint32_t owed;            /* released here, and not told to the peer */
-  uint32_t wants;           /* blocked: what the refused frame needs */
-  int32_t code;             /* ended: why */
-  bool fresh;               /* UP is to be reported */
+  uint32_t owed;            /* released here, but not told to the peer */
+  uint32_t wants;           /* blocked: bytes that the refused frame needs */
+  int32_t code;             /* ended: the reason */
+  bool fresh;               /* UP is still to be reported */
   bool blocked, ended, ready;
   const char *why;
 } mpi_link;
 
 typedef struct mpi_sent {
-  uint32_t link; /* 0: no longer to be reported */
+  uint32_t link; /* 0: not to be reported any more */
   uint64_t token;
 } mpi_sent;
 
@@ -184,8 +184,8 @@ typedef struct mpi_end {
   mlfab__env env;
   uint32_t number;
   mpi_link *links;
-  mpi_link *ready_first, *ready_last; /* links with something to report */
-  uint32_t calling, ended;            /* links that are CALLING; that have ended */
+  mpi_link *ready_first, *ready_last; /* links that have events to report */
+  uint32_t calling, ended;            /* numbers of links that are CALLING; that have ended */
   uint64_t looked_ns;
   mpi_sent *sent;                             /* a ring of sent_room, a power of two */
   uint32_t sent_first, sent_count, sent_room; /* room: for `lent` more */
@@ -204,32 +204,32 @@ typedef struct mpi_engine {
   MPI_Comm comm; /* this engine's own */
   int rank, size;
   pid_t pid;
-  pthread_mutex_t lock; /* guards what follows, and every MPI call on comm */
-  bool over;            /* MPI was finalised, or has failed: nothing can be sent */
-  bool spoilt;          /* a collective did not end: comm can carry no other */
+  pthread_mutex_t lock; /* guards the following members, and every MPI call on comm */
+  bool over;            /* MPI was finalised, or has failed: sending is impossible */
+  bool spoilt;          /* a collective did not end: comm cannot carry another */
   char missing[128];    /* spoilt: the processes that it waited for */
   char why[256];        /* over: what has failed */
-  uint32_t opens;       /* openings that have got so far as to exchange cards */
+  uint32_t opens;       /* number of openings that have come to exchange cards */
   mpi_end *ends;
   uint32_t next_end;
   mpi_link **links; /* of all ends, at number % links_room */
   uint32_t links_count, links_room, next_link;
-  uint32_t lingering; /* CLOSE sent, CLOSED not yet come */
+  uint32_t lingering; /* number of links with CLOSE sent, and CLOSED not yet received */
   MPI_Request *requests;
   int *done; /* scratch of MPI_Testsome, and the next */
   MPI_Status *statuses;
   mpi_operation *operations;
   int operations_count, operations_room;
   mpi_block *free[MPT_BLOCK_MOST + 1];
-  /* Taken from MPI, and no memory for it yet: a message, and a head without a block for its bulk. Nothing else is
-   * taken meanwhile. */
+  /* Taken from MPI while memory is short: a message, and a head without a block for its bulk. No other message is taken
+   * meanwhile. */
   MPI_Message message;
   int message_bytes, message_source;
   mpi_block *parked;
   int parked_source;
 } mpi_engine;
 
-/* Engines of this process. MPI itself is one per process, and so are these. */
+/* Engines of this process. Like MPI itself, they exist once in a process. */
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static mpi_engine *mpi_engines;
 static int mpi_keyval = MPI_KEYVAL_INVALID; /* a communicator's engine */
@@ -321,14 +321,14 @@ static void mpi_end_link(mpi_link *link, int code, const char *why) {
   mpi_make_ready(link);
 }
 
-/* A KEPT loan is gone. */
+/* Counts KEPT loans as gone. */
 static void mpi_let_go(mpi_end *t, uint32_t loans) {
   if (loans == 0 || atomic_fetch_sub(&t->kept, loans) > loans) return;
   t->let_go = true;
   pthread_cond_signal(&t->wakes);
 }
 
-/* An MPI call has failed, or MPI is finalised: all links end, for this reason. */
+/* Ends all links, for this reason: an MPI call has failed, or MPI is finalised. */
 static void mpi_fail(mpi_engine *e, int code, const char *format, ...) MLFAB__PRINTF(3, 4);
 static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   va_list arguments;
@@ -344,7 +344,7 @@ static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   }
 }
 
-/* What MPI says of an error, at most 127 bytes of it. */
+/* MPI's text for an error, at most 127 bytes of it. */
 static const char *mpi_says(int result, char text[128]) {
   char whole[MPI_MAX_ERROR_STRING];
   int n = 0;
@@ -376,7 +376,7 @@ static void mpi_post_send(mpi_engine *e, mpi_block *block, uint32_t bytes, int t
   e->operations_count++;
 }
 
-/* Begins to send a bulk from where it is. There is room for the operation, and to report it. */
+/* Begins to send a bulk in place. There is room for the operation, and for its report. */
 static void mpi_post_loan(const mpi_link *link, const void *bulk, uint32_t bytes, uint64_t token) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
@@ -392,7 +392,7 @@ static void mpi_post_loan(const mpi_link *link, const void *bulk, uint32_t bytes
   t->lent++;
 }
 
-/* Takes back the loans on this link with this token, or (`all`) with any. */
+/* Takes back the loans on this link with this token, or (`all`) with any token. */
 static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
@@ -405,7 +405,7 @@ static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
   }
 }
 
-/* MPI has let go of a loan. */
+/* Ends a loan that MPI has let go. */
 static void mpi_end_loan(const mpi_operation *operation) {
   mpi_end *t = operation->lends;
   if (t->lent == 0) return; /* MPI had failed */
@@ -470,12 +470,12 @@ static mpi_envelope mpi_read(const uint8_t *at) {
 
 static uint32_t mpi_up8(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
-/* What a frame takes of the window. */
+/* The part of the window that a frame takes. */
 static uint32_t mpi_cost(uint32_t head_bytes, uint32_t bulk_bytes) {
   return MPT_ENVELOPE + head_bytes + bulk_bytes;
 }
 
-/* Sends a message without a frame. Out of memory is the end of all links: the peer would wait for it. */
+/* Sends a message without a frame. Without memory for it all links end, because the peer would wait for it. */
 static void mpi_tell(mpi_engine *e, int peer, const mpi_envelope *envelope) {
   if (e->over) return;
   mpi_block *block = mpi_reserve_operations(e, 1) ? mpi_take_block(e, MPT_ENVELOPE) : NULL;
@@ -502,7 +502,7 @@ static mpi_link *mpi_link_of(mpi_engine *e, uint32_t number) {
   return link && link->number == number ? link : NULL;
 }
 
-/* The link of this end. */
+/* The link of this end with this number. */
 static mpi_link *mpi_find(const mpi_end *t, uint32_t number) {
   mpi_link *link = mpi_link_of(t->engine, number);
   return link && link->end == t ? link : NULL;
@@ -595,7 +595,7 @@ static bool mpi_has_room(const mpi_link *link, uint32_t cost) {
   return link->unreleased + cost <= MPT_WINDOW;
 }
 
-/* ---- what comes ---- */
+/* ---- messages that arrive ---- */
 
 static mpi_end *mpi_end_of(mpi_engine *e, uint32_t number) {
   mpi_end *t = e->ends;
@@ -617,7 +617,7 @@ static void mpi_on_call(mpi_engine *e, const mpi_envelope *in, int source) {
   mpi_tell(e, source, &out);
 }
 
-/* The answer to a call. One to a call that was given up leaves the callee with a link that nobody wants. */
+/* Takes the answer to a call. If the call was given up, the callee has a link that nobody wants. */
 static void mpi_on_answer(mpi_engine *e, const mpi_envelope *in, int source) {
   mpi_link *link = mpi_link_of(e, in->to);
   if (!link || link->peer != source || link->peer_link || link->ended) {
@@ -637,7 +637,7 @@ static void mpi_on_answer(mpi_engine *e, const mpi_envelope *in, int source) {
   mpi_make_ready(link);
 }
 
-/* The link that a message of an established link is for; NULL: it was closed here. */
+/* The addressee of a message on an established link; NULL: it was closed here. */
 static mpi_link *mpi_addressee(mpi_engine *e, const mpi_envelope *in, int source) {
   mpi_link *link = mpi_link_of(e, in->to);
   return link && link->peer == source && link->peer_link == in->from ? link : NULL;
@@ -648,7 +648,7 @@ static void mpi_on_credit(mpi_link *link, uint32_t credit) {
   if (link->blocked && mpi_has_room(link, link->wants)) mpi_make_ready(link);
 }
 
-/* Appends a frame to its link. A head that is not as announced ends the link. */
+/* Appends a frame to its link. A head that differs from its announcement ends the link. */
 static void mpi_on_frame(mpi_engine *e, mpi_link *link, mpi_block *head) {
   uint32_t head_bytes = 0, bulk_bytes = 0;
   if (!link || link->ended) {
@@ -703,7 +703,7 @@ static bool mpi_unpark(mpi_engine *e) {
   return true;
 }
 
-/* The lengths of a frame's message are those of its envelope. */
+/* Do the lengths of a frame's message agree with its envelope? */
 static bool mpi_frame_fits(const mpi_envelope *in, uint32_t bytes) {
   if (in->head_bytes < MLFAB_HEADER_BYTES || in->head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
       in->bulk_bytes > MLFAB_BULK_MAX)
@@ -712,7 +712,7 @@ static bool mpi_frame_fits(const mpi_envelope *in, uint32_t bytes) {
   return bytes == MPT_ENVELOPE + mpi_up8(in->head_bytes) + inside;
 }
 
-/* Takes a message that has arrived; the block is this function's. */
+/* Takes a message that has arrived. The function owns the block. */
 static void mpi_dispatch(mpi_engine *e, mpi_block *block, uint32_t bytes, int source) {
   mpi_envelope in = mpi_read(block->bytes);
   if (bytes < MPT_ENVELOPE || in.kind < MPT_CALL || in.kind > MPT_CLOSED ||
@@ -751,7 +751,7 @@ static void mpi_dispatch(mpi_engine *e, mpi_block *block, uint32_t bytes, int so
   }
 }
 
-/* Takes one message. 1: taken; 0: there is none, or no memory for it yet. */
+/* Takes one message. Returns 1; 0: there is none, or memory for it is short. */
 static int mpi_take(mpi_engine *e) {
   MPI_Status status;
   int found = 0;
@@ -783,7 +783,7 @@ static int mpi_take(mpi_engine *e) {
   return 1;
 }
 
-/* Lets MPI work, and takes what has come. */
+/* Lets MPI work, and takes messages that have come. */
 static void mpi_progress(mpi_engine *e) {
   if (e->over) return;
   mpi_complete(e);
@@ -791,7 +791,7 @@ static void mpi_progress(mpi_engine *e) {
   for (int i = 0; i < MPT_TAKE && !e->over && !e->parked && mpi_take(e); i++) continue;
 }
 
-/* Lets MPI work until all that was begun has ended, and (`answered`) every CLOSE is answered; at most until then. */
+/* Lets MPI work until all operations have ended, and (`answered`) every CLOSE is answered; at most until `until`. */
 static void mpi_drain(mpi_engine *e, uint64_t until, bool answered) {
   while (!e->over && (e->operations_count > 0 || (answered && e->lingering > 0)) &&
          mpi_now() < until) {
@@ -802,8 +802,8 @@ static void mpi_drain(mpi_engine *e, uint64_t until, bool answered) {
 
 /* ---- engines ---- */
 
-/* MPI_Finalize calls it first. Waits until nothing of this process is under way (invariant 5), then frees what MPI does
- * not use. */
+/* MPI_Finalize calls it first. Waits until this process has no messages under way (invariant 5), then frees all memory
+ * that MPI does not use. */
 static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
   mpi_engine *e = value;
   (void)comm, (void)keyval, (void)extra;
@@ -829,8 +829,8 @@ static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) 
   return MPI_SUCCESS;
 }
 
-/* Where this file has initialised MPI, it finalises it, if every context was closed. A process that ends without
- * having closed its context has failed: mpirun then sees that it did not finalise, and ends the job. */
+/* If this file has initialised MPI, it finalises MPI, provided that every context was closed. A process that ends with
+ * an open context has failed: mpirun then sees that it did not finalise, and ends the job. */
 static void mpi_at_exit(void) {
   int finalized = 1;
   if (getpid() != mpi_initialiser || MPI_Finalized(&finalized) || finalized) return;
@@ -847,7 +847,7 @@ static const char *mpi_level_name(int level) {
                                           : "MPI_THREAD_SINGLE";
 }
 
-/* Initialises MPI where nobody has. May this thread call it? */
+/* Initialises MPI if nobody has. May this thread call it? */
 static int mpi_begin(int *level_p, mlfab_error *error) {
   int begun = 0, ended = 0, here = 1;
   MPI_Initialized(&begun);
@@ -877,10 +877,10 @@ static int mpi_begin(int *level_p, mlfab_error *error) {
 typedef struct mpi_roll {
   MPI_Comm comm;
   int tag, rank, size;
-  uint32_t heard;      /* others that have said HERE */
+  uint32_t heard;      /* number of others that have said HERE */
   int said;            /* this process has */
-  int *told;           /* by rank: whether it has said HERE */
-  unsigned char *here; /* by rank: whether its HERE was taken */
+  int *told;           /* by rank: 1 if it has said HERE */
+  unsigned char *here; /* by rank: 1 if its HERE was taken */
 } mpi_roll;
 
 static void mpi_roll_end(mpi_roll *roll) {
@@ -924,7 +924,7 @@ static void mpi_roll_hear(mpi_roll *roll) {
   }
 }
 
-/* Takes the HEREs that were sent to this process, and are still on the way. `told` says whose. */
+/* Takes the HEREs that were sent to this process, and are still on the way. `told` lists their senders. */
 static void mpi_roll_drain(mpi_roll *roll) {
   for (int r = 0; r < roll->size; r++) {
     if (!roll->told[r] || roll->here[r]) continue;
@@ -941,7 +941,7 @@ static void mpi_list(char *text, size_t room, int rank, uint32_t count) {
     snprintf(text + n, room - n, " and more");
 }
 
-/* Writes who has not said HERE: "MPI rank 2 has", "MPI ranks 2, 5 have". 0: all have. */
+/* Writes the ranks that have not said HERE: "MPI rank 2 has", "MPI ranks 2, 5 have". Returns 0 if all have. */
 static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) {
   char list[96] = "";
   uint32_t n = 0;
@@ -952,7 +952,7 @@ static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) 
   return n;
 }
 
-/* Waits for a collective of an opening, at most until `until`. 0, TIMEOUT or IO. */
+/* Waits for a collective of an opening, at most until `until`. Returns 0, TIMEOUT or IO. */
 static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   int done = 0;
   uint64_t nap = MPT_NAP_LEAST_NS, now = mpi_now();
@@ -968,7 +968,7 @@ static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   return done ? 0 : MLFAB_ERR_IO;
 }
 
-/* A collective of an opening has not ended: the error, and the engine is spoilt. */
+/* Makes the error for a collective of an opening that has not ended, and marks the engine as spoilt. */
 static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t timeout_ns,
                       mlfab_error *error) {
   char waited[24];
@@ -986,7 +986,7 @@ static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t ti
   if (missing == 0)
     return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
                         "mpi: after %s mlfab_open still waits at MPI rank %d, though all %d "
-                        "processes have called it: some had given up before the last one came",
+                        "processes have called it: some gave up before the last came",
                         waited, roll->rank, roll->size);
   return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
                       "mpi: after %s %s not called mlfab_open, which is collective over MPI: %u of "
@@ -996,8 +996,8 @@ static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t ti
 
 /* ---- making an engine ---- */
 
-/* Takes every HERE that was sent to this process over the program's communicator: the processes tell each other, over the
- * duplicate, who has said it. From now on nobody says it there. What MPI may still write stays on an error. */
+/* Takes every HERE that was sent to this process over the program's communicator. Over the duplicate, all tell each
+ * other who has said it; nobody says it there any more. On an error, memory that MPI may still write stays. */
 static int mpi_take_heres(mpi_engine *e, mpi_roll *roll, uint64_t until, uint64_t timeout_ns,
                           mlfab_error *error) {
   MPI_Request request = MPI_REQUEST_NULL;
@@ -1024,7 +1024,7 @@ static int mpi_take_heres(mpi_engine *e, mpi_roll *roll, uint64_t until, uint64_
   return code;
 }
 
-/* Duplicates the communicator, which waits for its other processes. What MPI may still write stays on an error. */
+/* Duplicates the communicator: waits for all processes. On an error, memory that MPI may still write stays. */
 static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, mlfab_error *error) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll roll;
@@ -1101,7 +1101,7 @@ static int mpi_get_engine(const MPI_Comm *comm, uint64_t timeout_ns, mpi_engine 
 
 /* ---- the processes and their roles ---- */
 
-/* What every process tells the others. Members from `protocol` on must be equal. */
+/* The data that every process sends the others. Members from `protocol` on must be equal. */
 typedef struct mpi_card {
   uint64_t end; /* the number of its end */
   uint64_t roles;
@@ -1126,7 +1126,7 @@ static mpi_card mpi_make_card(const mlfab_config *c, int code, uint32_t end) {
   return card;
 }
 
-/* Compares the cards: the first process that failed or has other settings than MPI rank 0. */
+/* Compares the cards. Finds the first process that failed or has other settings than MPI rank 0. */
 static int mpi_compare(const mpi_card *cards, int size, mlfab_error *error) {
   for (int r = 0; r < size; r++) {
     if (cards[r].code)
@@ -1149,7 +1149,7 @@ static int mpi_compare(const mpi_card *cards, int size, mlfab_error *error) {
   return 0;
 }
 
-/* Gives the last `count` processes without a role this one. */
+/* Gives this role to the last `count` processes without a role. */
 static void mpi_give_roles(mpi_card *cards, int size, uint32_t count, uint32_t role) {
   for (int r = size - 1; r >= 0 && count > 0; r--) {
     if (cards[r].roles) continue;
@@ -1164,7 +1164,7 @@ static uint32_t mpi_count_roles(const mpi_card *cards, int size, uint32_t role) 
   return count;
 }
 
-/* Which have this role: ": MPI ranks 0, 1"; "" where none has. */
+/* Writes the ranks with this role: ": MPI ranks 0, 1"; "" if there are none. */
 static const char *mpi_name_roles(const mpi_card *cards, int size, uint32_t role, char text[128]) {
   char list[96] = "";
   uint32_t n = 0;
@@ -1176,7 +1176,7 @@ static const char *mpi_name_roles(const mpi_card *cards, int size, uint32_t role
   return text;
 }
 
-/* Decides the role of every process; with `dedicated` or a scheduler of its own these are in the cards then. */
+/* Decides the role of every process. With `dedicated` or a separate scheduler, it writes roles into the cards. */
 static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *error) {
   uint32_t own = c->scheduler == MLFAB_SCHEDULER_OWN, servers = 0;
   char who[128];
@@ -1232,7 +1232,7 @@ static int mpi_number(const mpi_card *cards, const mpi_engine *e, mlfab_config *
   return 0;
 }
 
-/* What a configuration may not say over MPI. */
+/* Refuses settings that MPI excludes. */
 static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error) {
   if (c->join || c->workers_max > 0 || c->servers_max > 0 || c->replicas)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
@@ -1261,7 +1261,7 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   if (!code) code = mpi_get_engine(c->transport_user, timeout_ns, &e, error);
   if (code) return code;
   int wrong = mpi_check_config(c, level, error);
-  mpi_card *cards = calloc((size_t)e->size + 1, sizeof *cards); /* behind the others: this one's */
+  mpi_card *cards = calloc((size_t)e->size + 1, sizeof *cards); /* the last: this process's */
   if (!cards) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
   mpi_roll roll;
   code = mpi_roll_begin(&roll, e->comm, MPT_HERE + (int)(e->opens++ % MPT_HERES), error);
@@ -1350,8 +1350,8 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
   return 0;
 }
 
-/* Waits until MPI has let go of the end's loans, at most until the deadline; then they are nobody's. The lock is free
- * between two looks. */
+/* Waits until MPI has let go of the end's loans, at most until the deadline; then they lose their owner. The lock is
+ * free between two looks. */
 static void mpi_end_loans(mpi_end *t) {
   mpi_engine *e = t->engine;
   uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
@@ -1369,13 +1369,13 @@ static void mpi_end_loans(mpi_end *t) {
     operation->lends = NULL;
     if (!e->over)
       mlfab__log(&t->env, MLFAB_LOG_ERROR,
-                 "mpi: close: MPI rank %d has not taken what is being sent from a buffer, which "
-                 "must stay as it is until MPI_Finalize",
+                 "mpi: close: MPI rank %d has not taken all bytes of a buffer, which must stay "
+                 "unchanged until MPI_Finalize",
                  operation->peer);
   }
 }
 
-/* In a forked child the engine, its lock included, is the parent's. */
+/* In a forked child the engine and its lock belong to the parent. */
 static void mpi_shut(void *self) {
   mpi_end *t = self;
   mpi_engine *e = t->engine;
@@ -1416,7 +1416,7 @@ static int mpi_connect(void *self, const char *address, uint64_t token) {
   if (!mpi_parse(e, address, &rank, &end)) return MLFAB_ERR_ADDRESS;
   pthread_mutex_lock(&e->lock);
   for (mpi_link *old = t->links; old; old = old->next) {
-    /* A link that was made, and not yet reported, is as pending as one that is still calling. */
+    /* A link that was made, but not yet reported, is as pending as a link that is still calling. */
     if (old->token != token || token == 0 || (old->peer_link && !old->fresh)) continue;
     mpi_close_link(old);
     break;
@@ -1498,7 +1498,7 @@ static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32
   if (bulk_bytes > 0 && !bulk) return MLFAB_ERR_ARGUMENT; /* a ghost */
   uint32_t cost = mpi_cost(head_bytes, bulk_bytes);
   int code = mpi_has_room(link, cost) ? 0 : MLFAB_ERR_AGAIN;
-  int waits = code != 0; /* for credit; else for memory */
+  int waits = code != 0; /* it waits for credit; else for memory */
   if (!code && token && !mpi_reserve_sent(t)) code = MLFAB_ERR_AGAIN;
   if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes, token, lent);
   if (code) {
@@ -1549,8 +1549,8 @@ static uint32_t mpi_keeps(void *self, char *whom, size_t room) {
 
 static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
 
-/* Ends the calls that nobody has answered. Of a link that has ended it drops what does not come: MPI moves a bulk only
- * while the sender's process calls MPI, too. */
+/* Ends calls without an answer. On links that have ended it drops bulks that do not come: MPI moves a bulk only while
+ * the sender's process calls MPI, too. */
 static void mpi_look(mpi_end *t) {
   if (t->calling == 0 && t->ended == 0) return;
   uint64_t now = mpi_now();
@@ -1598,7 +1598,7 @@ static void mpi_report_frame(mpi_link *link, mlfab_io_event *event) {
   event->opaque = head;
 }
 
-/* What a link of the list of ready ones has to report: UP first, DOWN last. 0: nothing any more. */
+/* Takes the next event of a ready link: UP first, DOWN last. Returns 0 if there is none left. */
 static int mpi_report(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
   if (link->fresh) {
     link->fresh = false;
@@ -1616,7 +1616,7 @@ static int mpi_report(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
   } else {
     return 0;
   }
-  mpi_make_ready(link); /* behind the others: it may have more */
+  mpi_make_ready(link); /* at the end of the list: it may have more */
   return 1;
 }
 
@@ -1669,7 +1669,7 @@ static void mpi_release(void *self, const mlfab_io_event *event) {
   pthread_mutex_unlock(&t->engine->lock);
 }
 
-/* What `send` was given is copied. */
+/* Bulks of `send` are copied: only loans come back. */
 static int mpi_detach(void *self, uint32_t number, uint64_t token) {
   mpi_end *t = self;
   if (!t->lends) return 0;
@@ -1680,7 +1680,7 @@ static int mpi_detach(void *self, uint32_t number, uint64_t token) {
   return 0;
 }
 
-/* Would poll find something? */
+/* Would poll find an event? */
 static bool mpi_anything(mpi_end *t) {
   if (t->sent_count > 0 || t->ready_first || t->let_go) return true;
   mpi_progress(t->engine);
@@ -1726,7 +1726,7 @@ static int mpi_arm(void *self, int on) {
   return found;
 }
 
-/* When a process dies, MPI ends the job: one that is silent lives, or all of this ends soon. */
+/* When a process dies, MPI ends the job. So a silent process lives, or the whole job ends soon. */
 static int mpi_probe(void *self, uint32_t number) {
   mpi_end *t = self;
   pthread_mutex_lock(&t->engine->lock);

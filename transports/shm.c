@@ -1,20 +1,20 @@
 /* shm.c - carries frames between processes of one host through shared memory.
  *
- * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
- * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts, does not
- * authenticate beyond "same user, or root", and computes no payload checksums. A bulk in memory of mlfab_alloc, and one
- * that is too large for a small ring, is not copied into the ring, which has a reference to it: shm_lend.c.
+ * For peers under one kernel. A frame is copied once, into a ring that both processes map, and its bulk is delivered in
+ * place. System calls are needed only when a side sleeps. The transport does not reach other hosts. It authenticates
+ * only "same user, or root", and leaves payload checksums out. A bulk in memory of mlfab_alloc, or a bulk too large for
+ * a small ring, stays outside the ring, which has a reference to it: shm_lend.c.
  *
- * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
- * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
- * no name in a file system: nothing remains, however the processes end.
+ * Addresses: "shm:<host>/<name>". host: a hash of the boot and the network namespace. name: name of an abstract Unix
+ * socket "mlfab:<name>". "shm:<name>" means this host. Abstract sockets and memfds have no name in a file system, so
+ * they vanish, however the processes end.
  *
  * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
  * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
- * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line:
- * it ends when the peer ends, however it dies. The connector tells the size of the rings, at most 2.5 MiB, the acceptor
- * answers with the smaller one of both, which holds. A process without shm_lend.c says that it is plain; it has the
- * largest rings only, and gets no references.
+ * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line: it ends
+ * when the peer ends, however it dies. The connector tells the size of the rings, at most 2.5 MiB; the acceptor answers
+ * with the smaller of both sizes, which holds. A process without shm_lend.c reports itself as plain: it has the largest
+ * rings only, and gets no references.
  *
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
@@ -38,35 +38,34 @@
  *       written to the word behind it. So the consumer finds a record by reading the line that holds it,
  *       no index is shared, and a record is either complete or absent, even if its producer is killed at
  *       any instruction.
- *   (3) The consumer reads delivered frames between tail and its own position; it moves tail by a release
- *       store when a frame is released.
- * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
- * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
- * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
- * bulk while it is read, but not its length: code that reads bytes twice copies them first. A reference must lie within
- * a file that the peer has passed, sealed against shrinking; such files are mapped for reading only.
+ *   (3) The consumer reads delivered frames between tail and its own position. It moves tail by a release store when a
+ *       frame is released.
+ * Data read from the segment is not trusted. A word must give lengths within the limits of a frame, and a tail must lie
+ * between the last tail and head; else the link goes DOWN. Both limits keep every access within the two mappings. A
+ * head is copied to private memory before it is checked. A hostile peer may change a bulk while it is read, but not its
+ * length: code that reads bytes twice copies them first. A reference must lie within a file that the peer has passed,
+ * sealed against shrinking; such files are mapped for reading only.
  *
- * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
- * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
- * connections are being made or there is no link yet). 0 means awake.
+ * Bell. Every node has one page, mapped by all its peers, with one word of bits. ASLEEP: in wait, on this word as a
+ * futex. ARMED: the program sleeps on fd(). POLLED: wait sleeps on the sockets, because connections are being made or
+ * there is no link yet. 0: awake.
  *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
  *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
  *             and make the one system call that ends the sleep
- * One of the two sees the other, so no wake-up is lost; only the side that takes the word makes the call,
- * so there is one call for each sleep. The producer's half (shm_settle) runs once per flush, not per send,
- * and in every poll that finds nothing. A producer without room publishes in `wants` the tail that it waits
- * for. Sleeping on the futex does not watch sockets, so it is divided into slices of 50 ms, after which
- * they are polled.
+ * One of the two sees the other, so every wake-up arrives. Only the side that takes the word makes the call, so there
+ * is one call for each sleep. The producer's half (shm_settle) runs once per flush instead of per send, and in every
+ * poll without an event. A producer without room publishes in `wants` the tail that it waits for. Sleeping on the futex
+ * does not watch sockets, so it is divided into slices of 50 ms; after each slice they are polled.
  *
  * States of a link: TRYING (the peer's queue of connections is full) -> CALLING (packet sent) -> UP, or
  * CALLED (the peer connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line ended:
  * records in the ring are still delivered, then DOWN) -> RETIRED (kept until the frames borrowed from its
  * ring are released).
  *
- * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
+ * Forks: a child has the descriptors, but not the mappings (MADV_DONTFORK). It only closes.
  *
- * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`, which
- * the others take only to change the list of links. */
+ * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`. The others take it
+ * only to change the list of links. */
 #include "shm.h"
 
 #if !MLFAB_WITH_SHM
@@ -88,12 +87,12 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <sys/un.h>
 #include <unistd.h>
 
-/* Words are shared between processes, so atomics must not use locks. */
+/* Processes share words, so atomics must not use locks. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
 #define SHM_SLICE_NS UINT64_C(50000000)
 #define SHM_DEAF_NS UINT64_C(100000000)
-#define SHM_MAGIC 0x314d4853u /* "SHM1": the form of shm_hello; the layout is of MLFAB_PROTOCOL */
+#define SHM_MAGIC 0x314d4853u /* "SHM1": the form of shm_hello; MLFAB_PROTOCOL fixes the layout */
 
 enum {
   SHM_HALF_MAX = 64,  /* maximum connections without a packet */
@@ -117,7 +116,7 @@ struct shm_hello {
 
 /* ---- rings and bells ---- */
 
-/* Would poll find something? May run beside poll, so it takes the lock. */
+/* Would poll find an event? May run beside poll, so it takes the lock. */
 static bool shm_anything(struct shm *t) {
   bool found = atomic_load(&t->sent_count) != 0 || atomic_load(&t->failed_count) != 0;
   pthread_mutex_lock(&t->lock);
@@ -184,8 +183,9 @@ static bool shm_packet_send(const struct shm *t, int fd, const int *fds, uint32_
   return mlfab__shm_packet_post(fd, &hello, sizeof hello, fds, n);
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors and rings of at most *ring_p; an error: the end, a packet of another
- * protocol, UNSUPPORTED (one of both is plain, and the rings would be small), or anything else. Descriptors are closed then. */
+/* Receives the packet. Returns 0: not come yet; 1: it came, with `want` descriptors and rings of at most *ring_p. Else
+ * an error, with descriptors closed: the end, another protocol's packet, UNSUPPORTED (one of both is plain, and the
+ * rings would be small). */
 static int shm_packet_receive(const struct shm *t, struct shm_link *link, int *fds, uint32_t want,
                               uint32_t *ring_p) {
   struct shm_hello hello = {0};
@@ -211,7 +211,7 @@ static int shm_packet_receive(const struct shm *t, struct shm_link *link, int *f
                                                     : MLFAB_ERR_PROTOCOL_NEWER;
 }
 
-/* The same user, or root: other users could read what they are sent. */
+/* Is the peer of this user, or root? Other users could read frames sent to them. */
 static bool shm_trusted(int fd, int *pid_p) {
   struct ucred peer;
   socklen_t bytes = sizeof peer;
@@ -226,7 +226,7 @@ static struct shm_link *shm_find(struct shm *t, uint32_t number) {
   return number == 0 || number > t->capacity ? NULL : t->table[number - 1];
 }
 
-/* Makes the arrays large enough for one more link, so that nothing later can fail for lack of room. */
+/* Makes the arrays large enough for one more link, so that later steps cannot fail for lack of room. */
 static bool shm_reserve(struct shm *t) {
   if (t->links < t->capacity) return true;
   uint32_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
@@ -364,7 +364,7 @@ static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at
   return slot;
 }
 
-/* Fills an event about the end of a link or a refused connection. Its text is valid until the next one. */
+/* Fills an event about the end of a link or a refused connection. Its text is valid until the next such event. */
 static void shm_tell(struct shm *t, mlfab_io_event *event, uint32_t kind, int code, int pid,
                      const char *why, const char *address) {
   char who[32] = "";
@@ -383,7 +383,7 @@ static int shm_down(struct shm *t, struct shm_link *link, int code, const char *
   return 1;
 }
 
-/* A half-open link has failed: reports DOWN for ours, REFUSED for theirs. */
+/* Reports the failure of a half-open link: DOWN for our call, REFUSED for the peer's. */
 static int shm_give_up(struct shm *t, struct shm_link *link, int code, const char *why,
                        mlfab_io_event *event) {
   event->token = link->token;
@@ -434,9 +434,9 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   atomic_store(&t->look, true);
 }
 
-/* A connection waits, and the process has no descriptor left: drops the oldest connection without a packet.
- * If there is none, stops watching the listener for a while, since watching would only spin. 1 when a
- * connection was refused. */
+/* Called if a connection waits, and the process has no descriptor left: drops the oldest connection without a packet.
+ * If there is none, stops watching the listener for a while, since watching would only spin. Returns 1 if a connection
+ * was refused. */
 static int shm_spare(struct shm *t, mlfab_io_event *event) {
   struct shm_link *oldest = NULL;
   for (struct shm_link *link = t->half; link != NULL; link = link->next)
@@ -448,7 +448,7 @@ static int shm_spare(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* Accepts one connection; 1 when it, or an older one, was refused. */
+/* Accepts one connection. Returns 1 if it, or an older connection, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
@@ -474,7 +474,7 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
-/* Maps what the peer has passed, whose rings are of `ring` bytes. 0, or why not. */
+/* Maps the peer's segment and bell; its rings have `ring` bytes. Returns 0, or an error. */
 static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, uint32_t ring) {
   int bell_fd = fds[link->inbound], event_fd = fds[link->inbound + 1];
   if (!mlfab__shm_sealed(bell_fd, SHM_CONTROL) || !shm_is_eventfd(event_fd) ||
@@ -490,7 +490,7 @@ static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, ui
   return 0;
 }
 
-/* Receives the packet of a half-open link, or its end. 1 when there is an event. */
+/* Receives the packet of a half-open link, or its end. Returns 1 if there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   static const char older[] = "has an older protocol than this process ";
   static const char newer[] = "has a newer protocol than this process ";
@@ -506,7 +506,7 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   if (got == 0) return 0;
   if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
     if (link->inbound)
-      shm_packet_send(t, link->fd, NULL, 0, SHM_RING); /* so that the peer can say it, too */
+      shm_packet_send(t, link->fd, NULL, 0, SHM_RING); /* so that the peer can report it, too */
     return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
   }
   if (got == MLFAB_ERR_UNSUPPORTED) {
@@ -529,7 +529,7 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   return 1;
 }
 
-/* A link's socket has an event. Of one that is UP it is the end, or a packet for shm_lend.c. */
+/* Handles an event of a link's socket. If the link is UP, this is its end, or a packet for shm_lend.c. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   uint8_t said;
   if (link->state != SHM_UP) return shm_meet(t, link, event);
@@ -599,7 +599,7 @@ static int shm_parse(const char *address, uint64_t *host_p, bool *has_host_p,
   return 0;
 }
 
-/* A hash of what all processes share that can reach each other's abstract sockets. */
+/* A hash that is equal in all processes that can reach each other's abstract sockets. */
 static bool shm_host(uint64_t *host_p) {
   char text[160];
   int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -818,7 +818,7 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
 
 static void shm_flush(void *self) { mlfab__shm_settle(self); }
 
-/* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
+/* Takes the record announced by `word`. Returns 0 only if memory is short: tried again later. */
 static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
   uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
   uint32_t head_bytes = (uint32_t)(word >> 32) & 0x3fffffffu, bulk_bytes = (uint32_t)word;
@@ -902,8 +902,8 @@ static int shm_unblock(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* Work that is not needed in every poll. Polls the sockets when requested, while connections are being
- * made, and at every tick of the coarse clock, which is cheap to read. */
+/* Does work that not every poll needs. Polls the sockets when requested, while connections are being made, and at every
+ * tick of the coarse clock, which is cheap to read. */
 static int shm_idle(struct shm *t, mlfab_io_event *event) {
   struct timespec now;
   mlfab__shm_settle(t);
@@ -964,8 +964,8 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) mlfab__shm_settle(t);
 }
 
-/* The life line may outlive its process when a forked child holds it, so this checks the process. A pid of
- * another namespace is 0 here. */
+/* A forked child may hold the life line of a dead process, so this checks the process. A pid of another namespace is 0
+ * here. */
 static int shm_probe(void *self, uint32_t number) {
   const struct shm_link *link = shm_find(self, number);
   if (link == NULL || atomic_load(&link->gone)) return MLFAB_ERR_AGAIN;

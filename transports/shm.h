@@ -1,6 +1,6 @@
-/* shm.h - what the files of the shared-memory transport have in common: shm.c has the contracts of rings, bells and links.
+/* shm.h - common declarations of the shared-memory transport; shm.c has the contracts of rings, bells and links.
  *
- * shm_link.c writes to rings and life lines, shm_lend.c has references and the pool, shm.c everything else. */
+ * shm_link.c writes to rings and life lines, shm_lend.c has references and the pool, shm.c has the rest. */
 #ifndef MLFAB__SHM_H
 #define MLFAB__SHM_H
 
@@ -35,7 +35,7 @@ enum {
 
 /* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
-  _Alignas(64) _Atomic uint64_t tail;  /* consumer: everything below is free */
+  _Alignas(64) _Atomic uint64_t tail;  /* consumer: all below is free */
   _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail reaches this; 0: do not */
   _Atomic uint32_t closed;             /* producer: closed the link regularly */
 };
@@ -51,11 +51,11 @@ struct shm_link {
   atomic_bool gone; /* the life line has ended */
   /* Sending. */
   atomic_bool blocked;
-  bool touched;   /* is in the list of links whose peer may need a wake-up */
+  bool touched;   /* 1: in the list of links with peers that may need a wake-up */
   bool published; /* ... because of a frame; otherwise because of room */
   bool inbound;
   bool plain;    /* the peer knows no references */
-  uint32_t ring; /* bytes of each */
+  uint32_t ring; /* bytes of each ring */
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
@@ -72,7 +72,7 @@ struct shm_link {
   uint32_t borrowed; /* frames delivered and not released */
   uint32_t number;   /* 0 until UP */
   enum shm_state state;
-  int32_t code; /* FAILED: why */
+  int32_t code; /* FAILED: the reason */
   int pid;
   uint64_t token;
   uint8_t *map;
@@ -116,7 +116,7 @@ struct shm {
   atomic_bool look; /* sockets may have events */
   atomic_bool woken;
   struct timespec looked;
-  _Atomic uint64_t deaf_ns; /* since when connections wait without a descriptor; 0: not */
+  _Atomic uint64_t deaf_ns; /* time since which connections wait without a descriptor; 0: none */
   uint64_t host;
   _Atomic uint64_t fence;           /* see shm_fence */
   _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that timed out: for tests */
@@ -126,26 +126,26 @@ struct shm {
 
 /* References to memory that is lent, and the pool for small rings: shm_lend.c. */
 struct mlfab__shm_lend {
-  /* Of a transport: open makes t->lender. Errors: MEMORY. close: all links are gone. */
+  /* open: makes t->lender of a transport. Errors: MEMORY. close: called when all links are gone. */
   int (*open)(struct shm *t, const mlfab_transport_options *options);
   void (*close)(struct shm *t);
-  /* wish: bytes of the rings that a new link is to have. meet: both ends have agreed on them, and the peer is not plain.
-   * Errors: MEMORY, REFUSED. free: the link is being freed, or the transport closed. */
+  /* wish: wanted bytes of a new link's rings. meet: both ends have agreed on them, and the peer is not plain. Errors:
+   * MEMORY, REFUSED. free: called when the link is freed, or the transport closed. */
   uint32_t (*wish)(struct shm *t);
   int (*meet)(struct shm *t, struct shm_link *link);
   void (*free)(struct shm *t, struct shm_link *link);
-  /* The life line has something, or has ended. */
+  /* Called when the life line has packets, or has ended. */
   void (*hear)(struct shm *t, struct shm_link *link);
-  /* As of the table, of a bulk. 1: copy it into the ring. */
+  /* As `send` of the transport's table, for a bulk. 1: copy it into the ring. */
   int (*send)(struct shm *t, struct shm_link *link, const void *head, uint32_t head_bytes,
               const void *bulk, uint32_t bulk_bytes, uint64_t token);
-  /* The tail at which this end has something to do; room: because of its ring, or 0. */
+  /* The tail at which this end has work to do. room: that tail for its ring, or 0. */
   uint64_t (*wants)(const struct shm_link *link, uint64_t room);
-  /* A record refers to a bulk: *bulk_p is its reference, and becomes the bulk. 1; 0: memory is short, try again later; or an error
-   * of the peer's. unsee: the frame is released. */
+  /* see: a record refers to a bulk: *bulk_p is its reference, and becomes the bulk. Returns 1; 0: memory is short, try
+   * again later; or an error of the peer. unsee: the frame is released. */
   int (*see)(struct shm *t, struct shm_slot *slot, uint32_t bytes, const uint8_t **bulk_p);
   void (*unsee)(struct shm_slot *slot);
-  /* back: 1: a SENT event of what a peer has released. take_back: as detach; token 0: all, and the link ends. */
+  /* back: 1: a SENT event for bytes that a peer has released. take_back: as detach; token 0: all, as the link ends. */
   int (*back)(struct shm *t, mlfab_io_event *event);
   int (*take_back)(struct shm *t, struct shm_link *link, uint64_t token);
 };
@@ -172,26 +172,26 @@ MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void);
 
 /* shm_link.c - orders an earlier publication before the later read of a sleeper's word, and vice versa. */
 MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t);
-/* Wakes a peer that sleeps at its bell. settle: those for which a frame was published, or the room made that they want. */
+/* ring: wakes a peer that sleeps at its bell. settle: wakes peers that have got a frame, or room that they want. */
 MLFAB__INTERNAL void mlfab__shm_ring(struct shm *t, struct shm_bell *bell, int event_fd);
 MLFAB__INTERNAL void mlfab__shm_settle(struct shm *t);
 MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd);
 MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
                                             uint32_t n);
-/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns what recvmsg does; *count_p: how many
- * there were, UINT32_MAX if something is cut off. */
+/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns the result of recvmsg; *count_p:
+ * number of descriptors, UINT32_MAX if any part is cut off. */
 MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
                                                uint32_t room, uint32_t *count_p);
-/* Ends the life line. lose: because of its end (code 0), or for what the peer did; poll reports DOWN at the end of the ring. */
+/* hang_up: ends the life line. lose: the same after its end (code 0) or a fault of the peer; poll reports DOWN. */
 MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link);
 MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int code);
-/* Publishes the tail at which this end has something to do. */
+/* Publishes the tail at which this end has work to do. */
 MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link);
 /* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
 MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link);
 /* Reports WRITABLE when the tail has reached `room`. Returns AGAIN. */
 MLFAB__INTERNAL int mlfab__shm_block(struct shm *t, struct shm_link *link, uint64_t room);
-/* Is there room for a record, and, if there is a token, for one more SENT? 0, AGAIN or PEER_CLOSED. */
+/* Is there room for a record, and, if there is a token, for one more SENT? Returns 0, AGAIN or PEER_CLOSED. */
 MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32_t bytes,
                                     uint64_t token);
 /* Publishes a record, whose bulk or reference is in its place. sent: its bulk is free at once. */

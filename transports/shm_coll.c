@@ -1,9 +1,9 @@
 /* shm_coll.c - collectives of the processes of one host, in shared memory.
  *
- * For blocking calls of members that map each other's memory: one copy of the data that the others need,
- * one of the results, no frames and, while all are awake, no system calls. It does not choose the members,
- * does not detect deaths (the caller's `pause` does), and does not reach other users' processes. Layout,
- * invariants and waiting: core/base/shm_coll.h.
+ * For blocking calls of members that map each other's memory: one copy of the data that the others need, and one copy
+ * of the results, without frames. System calls are made only if a member sleeps. Its caller chooses the members, and
+ * detects deaths by `pause`. Other users' processes are out of reach. Layout, invariants and waiting:
+ * core/base/shm_coll.h.
  *
  * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
 #include "shm_memory.h"
@@ -299,7 +299,7 @@ static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
 
 /* ---- this member's memory ---- */
 
-/* A file of this member's memory is about to be closed: nobody maps it any more. */
+/* Called before a file of this member's memory is closed: nobody maps it any more. */
 static void shm_coll_gone(void *user, uint64_t number) {
   mlfab__shm_coll *a = user;
   for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) {
@@ -320,8 +320,8 @@ static void shm_coll_publish(mlfab__shm_coll *a, uint32_t i, const mlfab__shm_sp
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
 }
 
-/* Where these bytes are, and the entry of their file, a new one if it has none. SHM_COLL_MEMORIES: they are not in one file, or
- * all entries are used. */
+/* Finds the place of these bytes, and the entry of their file; makes an entry if it has none. Returns SHM_COLL_MEMORIES
+ * if they span files, or all entries are used. */
 static uint32_t shm_coll_entry(mlfab__shm_coll *a, const void *at, uint64_t bytes,
                                mlfab__shm_span *span) {
   uint32_t i = SHM_COLL_MEMORIES;
@@ -336,7 +336,7 @@ static uint32_t shm_coll_entry(mlfab__shm_coll *a, const void *at, uint64_t byte
   return i;
 }
 
-/* Entry 0. false: the slots are not shared any more. */
+/* Fills entry 0. Returns false if the slots are not shared any more. */
 static bool shm_coll_show_slots(mlfab__shm_coll *a) {
   mlfab__shm_span span;
   mlfab__shm_memory_lock(a->memory);
@@ -346,15 +346,15 @@ static bool shm_coll_show_slots(mlfab__shm_coll *a) {
   return found;
 }
 
-/* Leaves a failed call. The words of the turn before stay: others may still be in it, and it succeeded; the
- * same holds when a call continues without the arena. */
+/* Leaves a failed call. The words of the turn before stay: it succeeded, and others may still be in it. This holds,
+ * too, if a call continues without the arena. */
 static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
   atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
   shm_coll_fence(a, memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
-  /* Slow or stopped members may still write to these pages: this member gets new ones, and they keep the old ones. Without memory
-   * for that, they continue to write here. */
+  /* Slow or stopped members may still write to these pages. So this member gets new pages, and they keep the old pages.
+   * If memory for that is short, they continue to write here. */
   mlfab__shm_memory_renew(a->memory, a->slots, sizeof *a->slots);
   shm_coll_show_slots(a);
   if (a->lent != NULL) mlfab__shm_memory_renew(a->memory, a->lent, a->lent_bytes);
@@ -426,8 +426,8 @@ static uint32_t shm_coll_processors(void) {
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* Maps a shared memory of a peer, unless it is mapped. If its generation has changed at the end, the
- * descriptor may have been another's. */
+/* Maps a shared memory of a peer, if it is not mapped yet. If its generation has changed at the end, the descriptor may
+ * belong to another memory. */
 static bool shm_coll_view(struct shm_coll_peer *peer, uint32_t i, uint32_t generation) {
   struct shm_coll_view *view = &peer->views[i];
   const struct shm_coll_entry *entry = &peer->segment->entries[i];
@@ -530,7 +530,7 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   if (releases == peer->releases || peer->segment == a->own) return;
   peer->releases = releases;
   for (uint32_t i = 1; i < SHM_COLL_MEMORIES; i++) {
-    /* What the peer has offered in this call stays, even if its owner has renewed the pages since. */
+    /* The peer's offer of this call stays, even if its owner has renewed the pages since. */
     if (peer->offer.direct && i == peer->offer.entry) continue;
     if (peer->views[i].at != NULL &&
         atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
@@ -539,8 +539,8 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   }
 }
 
-/* Maps the shared memory of a peer's vector, so that it need not be copied next time. On failure nothing is
- * published, and the peer continues to copy. */
+/* Maps the shared memory of a peer's vector, so that it need not be copied next time. A failure is not published, and
+ * the peer continues to copy. */
 static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
   struct shm_coll_peer *peer = &a->peers[j];
   uint32_t i = peer->offer.entry, generation = peer->offer.generation;
@@ -590,7 +590,7 @@ static void shm_coll_unpack(const mlfab__shm_coll_call *c, uint32_t width, uint6
 }
 
 /* Combines n elements at `at` of all members; where[j] is member j's data (for this member: the vector).
- * Stores the result in the place of the inputs: all members', or this one's only. */
+ * Stores the result in the place of the inputs: of all members, or of this member only. */
 static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p, uint64_t at, uint64_t n,
                              uint8_t *const *where, bool all) {
@@ -646,8 +646,8 @@ static uint64_t shm_coll_small(const mlfab__shm_coll *a, bool adds) {
   return a->crowded ? SHM_COLL_SMALL_CROWDED : SHM_COLL_SMALL_SUM / a->n;
 }
 
-/* A round's size is chosen so that the data a member touches in three rounds stays in its L2 cache: results
- * are written to lines that were read a moment ago, and need no non-temporal stores. */
+/* Chooses the size of a round: a member's data of three rounds stays in its L2 cache. Results go to lines that were
+ * read a moment ago, so plain stores suffice. */
 static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           struct shm_coll_plan *p) {
   uint64_t most = 0, part = mlfab__max(SHM_COLL_ROUND / a->n, SHM_COLL_PART);
@@ -674,7 +674,7 @@ static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_
 
 /* ---- reductions ---- */
 
-/* Where member j's data for owner i is in a round, and later i's result for j. */
+/* The place of member j's data for owner i in a round, and later of i's result for j. */
 static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t j,
                                uint32_t i, uint64_t round) {
   const struct shm_coll_peer *peer = &a->peers[j];
@@ -746,7 +746,7 @@ static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   return 0;
 }
 
-/* A small call without shared vectors: every member adds everything, and waits only once. */
+/* Makes a small call without shared vectors: every member adds all elements, and waits only once. */
 static void shm_coll_reduce_small(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                   const struct shm_coll_plan *p) {
   uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
@@ -901,7 +901,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
   a->lent_bytes = p->bytes;
 }
 
-/* Copies what the others need first. */
+/* Copies the data that the others need first. */
 static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p) {
   uint8_t *small = a->peers[a->me].slots->small[p->parity];

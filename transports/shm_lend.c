@@ -1,20 +1,20 @@
 /* shm_lend.c - the shared-memory transport: references to memory that is lent, and the pool for small rings. See shm.h, and
  * shm.c for records, rings and life lines.
  *
- * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
- * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
- * the links that there are, if these are more. If a ring has less than 2.5 MiB, a record takes at
- * most a fourth of it. The bulk of a larger frame is copied into the sender's pool, and the record refers to
- * the copy. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
- * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
- * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
+ * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size; the
+ * acceptor answers with the smaller of both sizes, which holds. The number of neighbours is the number of nodes in the
+ * options, or of present links, if this is larger. In a ring of less than 2.5 MiB, a record takes at most a fourth. The
+ * bulk of a larger frame is copied into the sender's pool, and the record refers to the copy. The pool is one file for
+ * all links of a node; its pages exist after their first use. A link may have 512 KiB in it, or two frames, so a peer
+ * that stops reading holds up no other. If a link ends while its peer may still read, its units are lost until the
+ * others are free, too: then the next pool begins.
  *
- * References. A bulk that the caller lends (with a token), and whose pages hold nothing else (shm_memory.h), is lent on
- * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
- * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
- * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
- * gone and nothing in it is lent. If the caller gets the bytes back before their release (detach, disconnect, DOWN),
- * their pages are renewed. A peer that was stopped while it read goes on with the old pages. */
+ * References. A bulk that the caller lends (with a token) is lent on to the peer, if its pages hold nothing else
+ * (shm_memory.h). The loan lasts until its frame is released: tail has passed its record (`lent`, in the order of
+ * sending). The peer gets a file before the first record that refers to it, so it reads the life line when it finds an
+ * unknown number. Each end has SHM_FILES places for the other's files. A place is used again when its file is gone and
+ * no part of it is lent. If the caller gets the bytes back before their release (detach, disconnect, DOWN), their pages
+ * are renewed. A peer that was stopped while it read goes on with the old pages. */
 #include "shm_lend.h"
 
 #if MLFAB_WITH_SHM
@@ -38,7 +38,7 @@ static size_t shm_refers_bytes(const struct shm_refers *refers) {
   return sizeof *refers + refers->lent_room * sizeof *refers->lent;
 }
 
-/* What a link needs for references. NULL: out of memory. */
+/* Returns a link's state for references, made at first use. NULL: out of memory. */
 static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
   const struct shm_refers made = {.lent_room = link->ring < SHM_RING ? SHM_LENT_FEW : SHM_LENT};
   if (link->refers == NULL) {
@@ -48,7 +48,7 @@ static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
   return link->refers;
 }
 
-/* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
+/* Takes a file from the peer, in the place of an earlier file. Returns 0, or the reason to refuse it. */
 static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int *fd_p) {
   int fd = *fd_p;
   struct shm_refers *refers = shm_refers(t, link);
@@ -61,12 +61,12 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
   shm_unview(t, view);
   const uint8_t *map = mlfab__shm_memory_map(t->lender->memory, fd, file->bytes, file->number);
   *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
-  if (map == NULL) *fd_p = -1; /* the view has it */
+  if (map == NULL) *fd_p = -1; /* the view owns it */
   return 0;
 }
 
-/* Reads what the life line has, up to the file with this number, if it is not 0, and a limited number of packets: a peer may send
- * without end. The end of the line, or anything that must not be there, ends the link, and shm_scan reports DOWN at the end of the
+/* Reads packets of the life line, up to the file with this number, if it is not 0. Their number is limited: a peer may
+ * send endlessly. The end of the line, or a wrong packet, ends the link, and shm_scan reports DOWN at the end of the
  * ring. */
 static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
   for (int i = 0; i < 2 * SHM_FILES && link->fd >= 0; i++) {
@@ -90,7 +90,7 @@ static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
 
 static void shm_lend_hear(struct shm *t, struct shm_link *link) { shm_hear(t, link, 0); }
 
-/* The view that has the bulk of a record with a reference; NULL: the peer has not passed such bytes. */
+/* The view with the bulk of a record with a reference; NULL: the peer has not passed such bytes. */
 static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
                                     const struct shm_reference *reference, uint32_t bytes) {
   for (int heard = 0; heard < 2; heard++) {
@@ -154,8 +154,8 @@ static void shm_pool_close(struct shm_pool *pool) {
   *pool = (struct shm_pool){.fd = -1, .read_fd = -1};
 }
 
-/* Begins a pool, in the place of one of which all units are lost: a peer that still reads those keeps their pages to itself.
- * false: there are no descriptors or addresses, and the pool is as it was. */
+/* Begins a pool, in place of a pool with all units lost; a peer that still reads those keeps their pages to itself.
+ * Returns false, with the pool as it was, if descriptors or addresses are lacking. */
 static bool shm_pool_open(struct shm *t) {
   char path[40];
   const size_t bytes = (size_t)SHM_UNITS * SHM_UNIT;
@@ -183,7 +183,7 @@ static uint32_t shm_lend_wish(struct shm *t) {
   return ring == SHM_RING || t->lender->pool.at != NULL || shm_pool_open(t) ? ring : SHM_RING;
 }
 
-/* The first of n units in a row that are free, the lowest ones, because their pages exist; or SHM_UNITS. */
+/* The first of n free units in a row, the lowest place, because its pages exist; or SHM_UNITS. */
 static uint32_t shm_pool_find(const struct shm_pool *pool, uint32_t n) {
   for (uint32_t i = 0, run = 0; i < SHM_UNITS; i++) {
     if (i % 64 == 0 && pool->bits[i / 64] == UINT64_MAX) {
@@ -201,7 +201,7 @@ static void shm_pool_turn(struct shm_pool *pool, uint32_t first, uint32_t n) {
   for (uint32_t i = first; i < first + n; i++) pool->bits[i / 64] ^= UINT64_C(1) << i % 64;
 }
 
-/* The peer has the descriptor of the pool. false: not now. */
+/* Gives the peer the descriptor of the pool, if it lacks it. false: not now. */
 static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
   struct shm_file file = {SHM_FILE_MAGIC, SHM_FILES, t->lender->pool.number,
                           (uint64_t)SHM_UNITS * SHM_UNIT};
@@ -213,7 +213,7 @@ static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
   return true;
 }
 
-/* Bytes in the pool have come back; or, lost, the link has ended, and its peer may still read them. */
+/* Takes back bytes in the pool. lost: the link has ended, and its peer may still read them. */
 static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_lent *lent,
                           bool lost) {
   refers->pooled--;
@@ -228,7 +228,7 @@ static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_l
   if (t->lender->pool.lost > 0 && t->lender->pool.lost == t->lender->pool.used) shm_pool_open(t);
 }
 
-/* A small ring needs the pool. */
+/* Called at the start of a link: a small ring needs the pool. */
 static int shm_lend_meet(struct shm *t, struct shm_link *link) {
   if (link->ring == SHM_RING) return 0;
   if (shm_refers(t, link) == NULL || (t->lender->pool.at == NULL && !shm_pool_open(t)))
@@ -236,7 +236,7 @@ static int shm_lend_meet(struct shm *t, struct shm_link *link) {
   return shm_pool_tell(t, link) ? 0 : MLFAB_ERR_REFUSED;
 }
 
-/* ---- what is lent ---- */
+/* ---- loans ---- */
 
 static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
   return &refers->lent[(refers->lent_first + i) % refers->lent_room];
@@ -260,9 +260,9 @@ static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
   return lent->token;
 }
 
-/* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
- * process is gone, nobody reads them. 0, or MEMORY: some is still lent. With token 0 nothing is afterwards: the peer may then read
- * what is written to pages for which there was no memory. */
+/* Ends the loans with this token (0: all) that are not released. Their pages are renewed, neighbours together; if the
+ * peer's process is gone, it is not needed. Returns 0, or MEMORY: some loans remain. With token 0 none remain: if
+ * memory was short, the peer may read later writes to those pages. */
 static int shm_lend_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
   struct shm_refers *refers = link->refers;
   if (refers == NULL || refers->lent_count == 0) return 0;
@@ -318,7 +318,7 @@ static int shm_lend_back(struct shm *t, mlfab_io_event *event) {
 
 /* A place for one more own file, or SHM_FILES. */
 static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
-  uint64_t lent = 0; /* places with something lent, as bits */
+  uint64_t lent = 0; /* places with loans, as bits */
   for (uint32_t i = 0; i < refers->lent_count; i++)
     lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % refers->lent_room].place;
   for (uint32_t i = 0; i < SHM_FILES; i++) {
@@ -328,7 +328,7 @@ static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
   return SHM_FILES;
 }
 
-/* Tells the peer of a file. Returns its place, or SHM_FILES: not now. */
+/* Passes a file to the peer. Returns its place, or SHM_FILES: not now. */
 static uint32_t shm_tell_file(struct shm *t, struct shm_link *link, const mlfab__shm_span *span) {
   char path[40];
   uint32_t place = shm_place(t, link->refers);
@@ -343,7 +343,7 @@ static uint32_t shm_tell_file(struct shm *t, struct shm_link *link, const mlfab_
   return place;
 }
 
-/* May the frame refer to this bulk? 1: *lent_p and *reference_p are filled; 0: no, copy it; or AGAIN. */
+/* May the frame refer to this bulk? Returns 1, with *lent_p and *reference_p; 0: no, copy it; or AGAIN. */
 static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
@@ -369,7 +369,7 @@ static bool shm_pool_room(const struct shm_refers *refers, uint32_t bytes) {
          (refers->pooled < 2 || refers->pooled_bytes + bytes <= SHM_POOLED);
 }
 
-/* Copies a bulk into the pool. 0: *lent_p and *reference_p are filled; or AGAIN, PEER_CLOSED. */
+/* Copies a bulk into the pool. Returns 0, with *lent_p and *reference_p; or AGAIN, PEER_CLOSED. */
 static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
                         struct shm_lent *lent, struct shm_reference *reference) {
   struct shm_refers *refers = link->refers;
@@ -395,7 +395,7 @@ static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, 
   return 0;
 }
 
-/* The record that has just been published refers to these bytes. */
+/* Notes the loan of the bytes to which the record published last refers. */
 static void shm_lend_note(struct shm *t, struct shm_link *link, struct shm_lent *lent,
                           uint64_t token) {
   struct shm_refers *refers = link->refers;
@@ -420,7 +420,7 @@ static int shm_lend_send(struct shm *t, struct shm_link *link, const void *head,
                    ? shm_refer(t, link, bulk, bulk_bytes, &lent, &reference)
                    : 0;
   if (refers < 0) return refers;
-  /* A small ring carries no record of more than a fourth of it. */
+  /* In a small ring, a record takes at most a fourth. */
   if (!refers && (link->ring == SHM_RING || front + shm_up(bulk_bytes) <= link->ring / 4)) return 1;
   int code = mlfab__shm_room(t, link, bytes, refers ? 0 : token);
   if (code == 0 && !refers) code = shm_pool_put(t, link, bulk, bulk_bytes, &lent, &reference);

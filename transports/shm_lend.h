@@ -9,7 +9,7 @@
 
 #define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
 #define SHM_UNIT 65536u     /* of a pool */
-#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
+#define SHM_POOLED 524288u  /* bytes of a link in the pool, if more than two frames are there */
 #define SHM_FILE_MAGIC 0x464d4853u
 
 enum {
@@ -52,20 +52,20 @@ struct shm_view {
 /* The references of a link, from the first reference on. */
 struct shm_refers {
   uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
-  uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */
+  uint32_t tokens;           /* number lent with a token, that is not in the pool; */
   uint64_t tokens_end;       /* the position behind the last of them */
-  uint32_t pooled;           /* how many are in the pool, */
+  uint32_t pooled;           /* number in the pool, */
   uint64_t pooled_bytes;     /* and their bytes */
   uint64_t told[SHM_PLACES]; /* numbers of own files that the peer has, by place */
   struct shm_view views[SHM_PLACES];
   struct shm_lent lent[];
 };
 
-/* Where bulks are that are too large for a ring. */
+/* The place of bulks that are too large for a ring. */
 struct shm_pool {
   uint8_t *at; /* NULL: there is none */
   int fd, read_fd;
-  uint64_t number;     /* as of other files; those have smaller ones */
+  uint64_t number;     /* as of other files, which have smaller numbers */
   uint32_t used, lost; /* units; lost: used by links that have ended */
   uint64_t bits[SHM_UNITS / 64];
 };
@@ -83,11 +83,11 @@ struct shm_seen {
 };
 
 struct shm_lender {
-  uint32_t lending;          /* links that have something lent */
-  uint32_t neighbours;       /* that are expected; 0: not known */
+  uint32_t lending;          /* number of links with loans */
+  uint32_t neighbours;       /* expected number; 0: unknown */
   mlfab__shm_memory *memory; /* of the context, or NULL */
   struct shm_pool pool;
-  uint64_t pools; /* that there were */
+  uint64_t pools; /* number of pools so far */
   int spare_fd; /* kept so that a peer's file can be received when the process has no descriptor left */
 };
 

@@ -1,4 +1,4 @@
-/* shm_link.c - what a link of the shared-memory transport writes: rings, bells, life lines. See shm.h, and shm.c. */
+/* shm_link.c - writes rings, bells and life lines of the shared-memory transport's links. See shm.h, and shm.c. */
 #include "shm.h"
 
 #if MLFAB_WITH_SHM
@@ -107,8 +107,8 @@ MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t byte
   return n;
 }
 
-/* Ends the life line. Removes it from the epoll set explicitly, because a forked child that still holds the
- * socket would otherwise keep it there. */
+/* Ends the life line. Removes it from the epoll set explicitly: else a forked child that still holds the socket would
+ * keep it there. */
 MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link) {
   if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
   mlfab__shm_close_fd(&link->fd);
@@ -120,7 +120,7 @@ MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int c
   atomic_store(&link->gone, true);
 }
 
-/* Wants to be woken when there is room, or when all lent bytes have come back. */
+/* Asks for a wake-up when there is room, or when all lent bytes have come back. */
 MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
   if (link->refers != NULL) wants = t->lend->wants(link, wants);

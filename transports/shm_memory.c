@@ -1,11 +1,11 @@
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
- * Pages of a guarded area are renewed into one file for all of the area, at the same offsets, until some are renewed again: so an
- * area has few files, however many stretches are renewed.
+ * Pages of a guarded area are renewed into one file for the whole area, at the same offsets, until some pages are
+ * renewed again. So an area has few files, however many stretches are renewed.
  *
- * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
- * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
- * nothing from the env, whose functions need the context's lock. */
+ * One lock guards the lists; areas come and go only with the context's lock, too. Renewing maps a new file elsewhere,
+ * copies, and moves the mapping over the old pages by one call (mremap). So another thread that reads meanwhile finds
+ * the old or the new pages. Renewing takes no memory of the env, whose functions need the context's lock. */
 #include "shm_memory.h"
 
 #if !MLFAB_WITH_SHM
@@ -72,7 +72,7 @@ MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
 
 /* ---- files and pieces, with the lock ---- */
 
-/* One piece less, or the area's hold, belongs to the file. */
+/* Takes a piece, or the area's hold, from the file. */
 static void shm_memory_let_go(mlfab__shm_memory *m, struct shm_memory_file *file) {
   if (--file->pieces > 0) return;
   if (m->gone != NULL) m->gone(m->user, file->number);
@@ -93,7 +93,7 @@ static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
   return &m->piece[i];
 }
 
-/* Takes over a file. NULL: there are too many files or pieces. */
+/* Takes over a file. NULL: too many files or pieces. */
 static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, uint64_t bytes) {
   uint32_t i = 0;
   while (i < m->files && m->file[i].pieces > 0) i++;
@@ -103,7 +103,7 @@ static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, ui
   return &m->file[i];
 }
 
-/* These addresses belong to the file. There is an unused piece. What lies beside it in memory and in the file becomes one piece
+/* Gives these addresses to the file. There is an unused piece. Neighbours in memory and in the file become one piece
  * with it. */
 static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, uint8_t *at,
                             uint64_t bytes, uint64_t offset) {
@@ -122,8 +122,8 @@ static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, 
   file->pieces++;
 }
 
-/* Takes [from, from + bytes) out of all pieces. One that has a part on both sides is split; if there are too many pieces, its end
- * is private from now on. */
+/* Takes [from, from + bytes) out of all pieces. A piece with a part on both sides is split; if there are too many
+ * pieces, its end becomes private. */
 static void shm_memory_cut(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
   uint8_t *to = from + bytes;
   for (uint32_t i = 0; i < m->npieces; i++) {
@@ -160,7 +160,7 @@ static const struct shm_memory_piece *shm_memory_piece_of(const mlfab__shm_memor
   return NULL;
 }
 
-/* ---- for those that share ---- */
+/* ---- for the users of shared memory ---- */
 
 MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const void *bytes_at,
                                            uint64_t bytes, mlfab__shm_span *span) {
@@ -198,7 +198,7 @@ static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_
   return number;
 }
 
-/* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
+/* Makes a file of `bytes` for pages to renew, or private pages if no file can be made. NULL: out of memory. */
 static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
   int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
   void *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
@@ -211,7 +211,7 @@ static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
   return map == MAP_FAILED ? NULL : map;
 }
 
-/* Bytes of a bit for each page. */
+/* Size in bytes of a bitmap of pages. */
 static size_t shm_memory_bits(const mlfab__shm_memory *m, uint64_t bytes) {
   return (size_t)((bytes / m->page + 63) / 64 * 8);
 }
@@ -233,7 +233,7 @@ static bool shm_memory_taken(const mlfab__shm_memory *m, const struct shm_memory
   return taken;
 }
 
-/* The same as shm_memory_replace, of a guarded area: all that write to it, and renew it, have the context's lock. */
+/* As shm_memory_replace, for a guarded area: the context's lock is held by all code that writes to it or renews it. */
 static bool shm_memory_refresh(mlfab__shm_memory *m, struct shm_memory_area *area, uint8_t *from,
                                uint64_t bytes) {
   uint64_t offset = (uint64_t)(from - area->at);
@@ -438,7 +438,7 @@ static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked, int guarded)
   return NULL;
 }
 
-/* In a forked child the mappings do not exist, and a thread that is not there may have the lock. */
+/* In a forked child the mappings do not exist, and a thread of the parent may hold the lock. */
 static void shm_memory_release(mlfab__shm_memory *m, void *at, int emptied) {
   bool here = m->pid == getpid();
   if (here) pthread_mutex_lock(&m->lock);

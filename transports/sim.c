@@ -1,32 +1,32 @@
 /* sim.c - simulates a network of hosts in one process, one thread and virtual time, from a seed.
  *
- * It is a transport like the others, and a clock: mlfab_sim_step executes the next event of any host, and
- * drives the contexts concerned. It does not read frames, does not model computing time (callers use
- * mlfab_sim_at), and has no threads. mlfab_sim.c consists of this file and the group `base`, and uses only
- * the functions of mlfab.h besides.
+ * It is a transport like the others, and a clock: mlfab_sim_step executes the next event of any host, and drives the
+ * contexts concerned. It has no threads. The contents of frames are not read, and computing time is not modelled:
+ * callers use mlfab_sim_at. mlfab_sim.c consists of this file and the group `base`; otherwise it uses only functions of
+ * mlfab.h.
  *
  * The model of the network
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,
  *    travels for latency + jitter, then occupies the receiver's in-port (store and forward by frames, so n
  *    frames in a row take n + 1 frame times). Order is kept within a lane.
- *  - A port serves its lanes in turn, one frame each: fair by frames, so that of two lanes the one with
- *    larger frames gets more. A change of rate re-times the frame in service.
+ *  - A port serves its lanes in turn, one frame each. This is fair by frames: the lane with larger frames gets more. A
+ *    change of rate re-times the frame in service.
  *  - Hosts may share ports (mlfab_sim_share), as two processes of one machine do: their frames wait in the
  *    same queue, and a slow port is slow for all of them. Partitions, pauses and crashes are per host.
  *  - The bytes that a port has carried, and its busy time, are known exactly at any time (measure): their
  *    quotient is the rate, once enough bytes have passed.
  *  - buffer_bytes bounds the bytes that a lane has accepted and the far end has not read: both socket
- *    buffers of a TCP connection. Acknowledgements take no time and no capacity.
- *  - A partition stalls lanes, as TCP does; connects time out after 3 s. Traffic of a host to itself, or to
- *    a host with the same ports, takes 1 us, uses no port and meets no faults except partitions.
+ *    buffers of a TCP connection. Acknowledgements are free of time and capacity.
+ *  - A partition stalls lanes, as in TCP; connects time out after 3 s. Traffic of a host to itself, or to a host with
+ *    the same ports, takes 1 us and bypasses ports; of all faults, only partitions affect it.
  *  - A connection that breaks loses the frames in flight both ways. The end nearer to the cause is told at
  *    once, the other a latency later, or when the partition between them heals.
- *  - A paused host reads nothing and is not driven, but its system answers probes. A crashed host is gone,
- *    with all of its frames in flight.
+ *  - A paused host neither reads nor runs, but its system answers probes. A crashed host is gone, with all of its
+ *    frames in flight.
  *
- * Invariants: every source of events has an index of the heap from its creation on, so that no event is
- * lost for lack of memory. Without memory for a frame's bytes, its connection breaks with MEMORY. Nothing
- * depends on memory addresses: the same seed and calls give the same hash.
+ * Invariants: every source of events has an index of the heap from its creation on, so a lack of memory loses no event.
+ * If memory for a frame's bytes is short, its connection breaks with MEMORY. Memory addresses have no effect: the same
+ * seed and calls give the same hash.
  *
  * Source: one struct of faults as in TigerBeetle's packet simulator; a shared fabric in one process as in
  * raft's fixture. */
@@ -45,7 +45,7 @@
 #define SIM_RETRY_NS 250000000ull    /* a connect into a partition is tried again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
 #define SIM_ROUNDS 4096              /* consecutive calls of mlfab_progress before time advances */
-#define SIM_DEPTH 64                 /* nested waits; deeper ones run no callbacks */
+#define SIM_DEPTH 64                 /* nested waits; deeper waits run no callbacks */
 #define SIM_FAULT_TICKS 8            /* draws a second of faults with a rate */
 #define SIM_LOAD_BYTES 65536u        /* bytes in a window that suffice to compute a port's rate */
 
@@ -87,9 +87,9 @@ typedef struct sim_item {
   size_t own_bytes; /* size of its block in the pool; 0: part of a link */
   int queued;
   uint32_t head_bytes, bulk_bytes;
-  const void *bulk;      /* the caller's, or `copy` */
+  const void *bulk;      /* the caller's memory, or `copy` */
   void *copy;            /* NULL: borrowed, or a ghost */
-  struct sim_item *sent; /* reported when the frame has left; NULL: nothing */
+  struct sim_item *sent; /* reported when the frame has left; NULL: no report */
   uint64_t arrive_ns;
 } sim_item;
 
@@ -105,7 +105,7 @@ typedef struct sim_lane {
   uint64_t buffered; /* bytes accepted and not yet read by the far end */
   uint64_t last_ns;  /* arrival of the last frame in flight */
   int wants;         /* a send was refused */
-  int stalled;       /* the first in flight waits for a partition to heal */
+  int stalled;       /* the first frame in flight waits for a partition to heal */
   struct sim_lane *next[2];
   int waiting[2]; /* is in the ring of the out-port [0], the in-port [1] */
   sim_item fin;
@@ -180,7 +180,7 @@ typedef struct sim_endpoint {
 typedef struct sim_host {
   mlfab_sim *sim;
   uint32_t index;
-  struct sim_host *card; /* the host whose ports it uses: itself, unless shared */
+  struct sim_host *card; /* the host whose ports it uses: itself, if they are not shared */
   sim_port out, in;
   uint64_t rate_out, rate_in; /* as set; the ports have the reduced rates of a slow host */
   sim_source deadline, slow, pause, restart, watch;
@@ -280,7 +280,7 @@ static sim_item *sim_pop(sim_queue *queue) {
   return item;
 }
 
-/* Frees a frame or event with all it owns; one that is part of a link is only unused then. */
+/* Frees a frame or event with all it owns; a part of a link only becomes unused. */
 static void sim_item_free(mlfab_sim *sim, sim_item *item) {
   item->queued = 0;
   if (item->copy) sim_give(sim, item->copy, item->bulk_bytes);
@@ -303,7 +303,7 @@ static void sim_mix(mlfab_sim *sim, uint64_t value) {
 
 /* ---- sources and the heap ---- */
 
-/* A larger copy of an array, zero-filled, or NULL; the old one stays. */
+/* A larger copy of an array, zero-filled, or NULL; the old array stays. */
 static void *sim_larger(mlfab_sim *sim, const void *old, uint32_t count, uint32_t room,
                         size_t size) {
   void *array = mlfab__alloc_array(&sim->env, room, size);
@@ -352,7 +352,7 @@ static void sim_source_drop(mlfab_sim *sim, sim_source *source) {
 static void sim_put(mlfab_sim *sim, sim_source *source, uint64_t at_ns) {
   uint64_t order = (uint64_t)source->kind << 56 | sim->sequence++;
   mlfab__heap_put(&sim->heap, source->index, mlfab__max(at_ns, sim->now), order);
-  /* Faults are drawn only while other events are pending, or a simulation would never end. */
+  /* Faults are drawn only while other events are pending: else a simulation would never end. */
   if (sim->faults && !sim->fault_stands && source != &sim->fault) {
     sim->fault_stands = 1;
     sim_put(sim, &sim->fault,
@@ -553,7 +553,7 @@ static void sim_end_down(sim_end *end, int code, const char *text) {
   sim_post(end->endpoint, &end->down_item);
 }
 
-/* An end learns what happened a latency ago. */
+/* Tells an end of an event that happened a latency ago. */
 static void sim_end_notice(sim_end *end) {
   mlfab_sim *sim = end->host->sim;
   int cut = sim_is_cut(sim, end->host, sim_other(end)->host);
@@ -618,7 +618,7 @@ static int sim_copy_bulk(mlfab_sim *sim, sim_item *frame) {
   return 0;
 }
 
-/* Copies the bulks that the lane still borrows; with `token`, those of that send only. */
+/* Copies the bulks that the lane still borrows; with `token`, only the bulks of that send. */
 static int sim_lane_detach(mlfab_sim *sim, sim_lane *lane, const uint64_t *token) {
   sim_port *port = &lane->from->host->card->out;
   int status = 0;
@@ -693,7 +693,7 @@ static void sim_end_init(sim_link *link, int side, sim_endpoint *endpoint, uint6
   sim_source_add(host->sim, &end->lane.arrive, SIM_ARRIVE, &end->lane);
 }
 
-/* The next free slot in turn, so that numbers are not reused soon; ~0: no memory. */
+/* The next free slot in turn, so that numbers are not reused soon; ~0: out of memory. */
 static uint32_t sim_slot(mlfab_sim *sim) {
   if (sim->link_count >= sim->slots / 2) {
     uint32_t room = sim->slots ? sim->slots * 2 : 64;
@@ -793,7 +793,7 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   if (lane->flight.head == frame) sim_put(sim, &lane->arrive, frame->arrive_ns);
 }
 
-/* The first frame in flight arrives, unless a partition holds it. */
+/* Takes the arrival of the first frame in flight; a partition delays it. */
 static void sim_lane_arrives(mlfab_sim *sim, sim_lane *lane) {
   sim_host *to = lane->to->host;
   if (sim_is_cut(sim, lane->from->host, to)) {
@@ -1153,8 +1153,8 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
-/* A paused host is a stopped process: its system answers. A host behind a partition, or without a rate,
- * does not. Frames are stored and forwarded, so bytes count as coming while any of their lane is under way. */
+/* A paused host is a stopped process: its system answers. A host behind a partition, or with rate 0, gives no answer.
+ * Frames are stored and forwarded, so bytes count as coming while any of their lane is under way. */
 static int sim_probe(void *self, uint32_t link) {
   sim_endpoint *endpoint = self;
   const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
@@ -1181,7 +1181,7 @@ static double sim_delivery(const sim_meter *meter) {
   return (double)meter->passed * 1e9 / (double)meter->busy_ns;
 }
 
-/* Measures all traffic of the ports that this host uses, whichever host it is for. */
+/* Measures all traffic of the ports that this host uses, for any host. */
 static int sim_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
   sim_endpoint *endpoint = self;
   (void)now_ns; /* the simulator's own time is used */
@@ -1246,8 +1246,8 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   }
 }
 
-/* Can it be driven? Of the hosts in a wait only the innermost drives itself; the others may stay below it
- * on the stack for long. */
+/* Can it be driven? Among hosts in a wait, only the innermost drives itself; the others may stay below it on the stack
+ * for long. */
 static int sim_idle(const sim_host *host) {
   return host->ctx && host->busy == host->waits && host->sim->waiting != host;
 }
@@ -1583,8 +1583,8 @@ MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {
   return sim && host < sim->options.hosts ? &sim->hosts[host] : NULL;
 }
 
-/* The hooks of a driven context: the given ones, and a clock that records who calls it, because every call
- * on a context begins by reading the clock. */
+/* The hooks of a driven context: the given hooks, and a clock that records its caller, because every call on a context
+ * begins by reading the clock. */
 static void *sim_hook_allocate(void *user, size_t bytes) {
   sim_host *host = user;
   return host->given.hooks.allocate(host->given.hooks.user, bytes);
@@ -1639,7 +1639,7 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   status = mlfab_open_start(&copy, &ctx, error_p);
   if (status) return status;
   *ctx_p = ctx;
-  /* A world of one opens no transport, needs no driving, and would not report its close. */
+  /* A world of one node opens no transport: driving it is unnecessary, and its close is not reported. */
   if (host->endpoint) {
     host->ctx = ctx;
     host->ctx_p = ctx_p;

@@ -1,9 +1,9 @@
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
- * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
- * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
- * mlfab_frame_check and _verify, start threads except the one that resolves names, read a clock except to
- * measure, without descriptors, or to resolve a name, or keep state outside its tcp_self.
+ * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket must belong
+ * to one user, or to root. It does not encrypt, or authenticate beyond that. It reads of frames only as much as
+ * mlfab_frame_check and _verify. Its only thread resolves names. It reads a clock only to measure, to resolve a name,
+ * or if descriptors are short. All of its state is in its tcp_self.
  *
  * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
@@ -17,23 +17,22 @@
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
  *
- * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of it,
- * a stranger's handshake comes before its first frame, and both have TCP_SHAKE_NS.
+ * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of the
+ * layer. A stranger's handshake comes before its first frame, and both together have TCP_SHAKE_NS.
  *
  * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
- * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
- * frame of a connection on which a node joins, has at most TCP_FIRST_BYTES; a peer that announces more is
- * refused before anything is allocated for the frame.
+ * dropped for a new one, or when the process has no descriptor left. A stranger's first frame has at most
+ * TCP_FIRST_BYTES, and so has every frame of a connection on which a node joins. A peer that announces more is refused
+ * before memory is allocated for the frame.
  *
  * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
- * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
- * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
- * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
- * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
- * read directly into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD), and so
- * is one with which bytes begin that are read in the midst of a frame. All buffers come from free lists, last in first out, so that a stream reuses
- * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
- * `listener_paused` with the other functions.
+ * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a counted
+ * buffer, borrowed pieces to the caller's memory. A socket is watched for writability only while its last write was
+ * incomplete. Input first goes to a stage, a buffer that the link holds only while it contains bytes. Once a header is
+ * complete, the frame gets a buffer of its size class, and the rest is read directly into that. In a fabric with a key
+ * the header is reported before the rest is read (MLFAB_IO_HEAD). A header that is found in the midst of a frame is
+ * reported, too. All buffers come from free lists, last in first out: a stream reuses memory that is in the cache, and
+ * idle links hold none. wait shares only `pending` and `listener_paused` with the other functions.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -52,7 +51,7 @@
 #define TCP_SOCK_FLAGS 0
 #endif
 
-#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
+#define TCP_BIND_NS 5000000000u /* time to try binding again while the address is taken */
 
 /* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
  * frame. Each bulk begins at a multiple of 64 behind its head. */
@@ -173,7 +172,7 @@ static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
   return status;
 }
 
-/* Sleepers wait at the one end, and are woken at the other. */
+/* Makes the pipe: sleepers wait at one end, and are woken at the other. */
 static int tcp_pipe_open(tcp_self *self) {
   int ends[2];
   if (pipe(ends)) return -1;
@@ -272,9 +271,8 @@ static void tcp_group_leave(tcp_self *self, tcp_link *link) {
   tcp_list_remove(&link->group);
 }
 
-/* A connection waits and no descriptor is left: watching the listener would only spin. accept is tried
- * again when one of our links is gone, and after TCP_PAUSE_NS, because other code in this process uses
- * descriptors too. */
+/* Called if a connection waits, and descriptors have run out: watching the listener would only spin. Tries accept again
+ * when one of our links is gone, and after TCP_PAUSE_NS, because other code in this process uses descriptors, too. */
 static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   /* Logged when the pause begins, not at every try. */
@@ -299,7 +297,7 @@ static void tcp_session_end(tcp_self *self, tcp_link *link) {
   link->shakes = 0;
 }
 
-/* Nothing more will be sent. */
+/* Ends the output: no more bytes follow. */
 static void tcp_finish(const tcp_self *self, const tcp_link *link) {
   if (link->session) self->layer->finish(link->session);
   (void)shutdown(link->fd, SHUT_WR);
@@ -338,13 +336,14 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link, sizeof *link);
 }
 
-/* Ends a link from this side; poll reports it. A server of root closes the connection of another user at once (tcp_accept). That user
- * sees an end of the stream, or a reset when the server had not read all it was sent: so the text names the reason for both. */
+/* Ends a link from this side; poll reports it. A server of root closes the connection of another user at once
+ * (tcp_accept). The user sees an end of the stream, or a reset if the server had unread bytes: so the text names the
+ * reason for both. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
   if (link->roots && code == MLFAB_ERR_PEER_CLOSED)
-    why = "its socket is root's, who refuses other users";
-  snprintf(link->why, sizeof link->why, "%s", why); /* `why` may be the session's */
+    why = "its socket is root's: root refuses other users";
+  snprintf(link->why, sizeof link->why, "%s", why); /* `why` may belong to the session */
   tcp_link_close(self, link);
   if (state == TCP_LINK_LINGER) {
     tcp_link_free(self, link);
@@ -392,7 +391,7 @@ static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-/* May this node listen at it, or call it? */
+/* May this node listen at this endpoint, or call it? */
 static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
   if (self->allow_insecure || end->at.any.sa_family == AF_UNIX) return 1;
   return self->keyed && tcp_is_loopback(end);
@@ -414,7 +413,7 @@ static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
     end->at.v6.sin6_port = port;
 }
 
-/* What the addresses of its hosts begin with. */
+/* The beginning of its hosts' addresses. */
 static const char *tcp_scheme(const tcp_self *self) {
   return self->layer ? self->layer->name : "tcp";
 }
@@ -475,8 +474,8 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* The address without "tcp:", "unix:" or the layer's name; NULL for another transport's. A layer is for hosts only: it
- * also takes their addresses without its name, since those come from launchers. */
+/* The address without "tcp:", "unix:" or the layer's name; NULL for another transport's. A layer is for hosts only. It
+ * also takes their addresses without its name, since these come from launchers. */
 static const char *tcp_strip(const tcp_self *self, const char *address, int *is_unix_p) {
   size_t n = strlen(tcp_scheme(self));
   *is_unix_p = 0;
@@ -521,7 +520,7 @@ static int tcp_parse(const tcp_self *self, const char *address, tcp_dial *dial) 
   return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numeric addresses need no name server */
 }
 
-/* NCCL's syntax: "eth,ib" by prefix, "=eth0,eth1" exactly, "^docker,lo" all but those. */
+/* NCCL's syntax: "eth,ib": prefixes; "=eth0,eth1": exact names; "^docker,lo": all other interfaces. */
 static int tcp_ifname_fits(const char *list, const char *name) {
   int inverted = *list == '^';
   list += inverted;
@@ -536,9 +535,9 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* Addresses under which other hosts may reach this one: those of interfaces that are up and fit; IPv4 before IPv6 unless
- * `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, count only if `ifname` names them. Returns
- * how many there are, at most `room`. */
+/* Finds addresses at which other hosts may reach this host: addresses of interfaces that are up and fit. If `family` is
+ * 0, IPv4 comes before IPv6. Interfaces without a carrier, and IPv4's link-local addresses, count only if `ifname`
+ * names them. Returns their number, at most `room`. */
 static uint32_t tcp_interfaces(const char *ifname, int family, tcp_endpoint *ends, uint32_t room) {
   struct ifaddrs *list = NULL;
   uint32_t n = 0;
@@ -567,7 +566,7 @@ static uint32_t tcp_interfaces(const char *ifname, int family, tcp_endpoint *end
   return n;
 }
 
-/* " (ADDRESS, ...)": those of a name, for an error; "" without a name. */
+/* " (ADDRESS, ...)": the addresses of a name, for an error; "" without a name. */
 static const char *tcp_tried(const tcp_dial *dial, int named, char *text, size_t room) {
   size_t at = 0;
   text[0] = 0;
@@ -606,9 +605,8 @@ static int tcp_socket_prepare(int fd, int family) {
   return fd;
 }
 
-/* How long the kernel waits for the peer to accept data; 0: as long as the peer answers. While a link is up
- * the node decides instead, because the kernel would not distinguish a host that is gone from a process
- * that does not read. */
+/* Sets how long the kernel waits for the peer to accept data; 0: as long as the peer answers. While a link is up, the
+ * node decides instead: to the kernel, a host that is gone looks like a process that does not read. */
 static void tcp_patience(int fd, unsigned timeout_ms) {
 #ifdef TCP_USER_TIMEOUT
   (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
@@ -622,7 +620,7 @@ static int tcp_socket(int family) {
   return tcp_socket_prepare(socket(family, SOCK_STREAM | TCP_SOCK_FLAGS, 0), family);
 }
 
-/* A socket file whose owner has died would keep the address in use for ever. 1: it was stale, and is
+/* Removes a stale socket file: after the death of its owner, it would keep the address in use for ever. Returns 1 if
  * removed. */
 static int tcp_unlink_stale(const tcp_endpoint *end) {
   struct stat info;
@@ -687,9 +685,10 @@ static int tcp_bind_first(tcp_self *self, tcp_dial *dial, uint32_t ports) {
   return number;
 }
 
-/* Binds again while a process that ends still has the address: for at most TCP_BIND_NS, and half of the deadline. If this is
- * a restart of the job, its former process probably has it, and ends when it meets this one: half of the deadline. A Unix
- * socket is free as soon as its process has closed it, so without a restart another job has it. Returns 0 or errno. */
+/* Binds again while a process that ends still has the address: for at most TCP_BIND_NS, and half of the deadline. If
+ * this is a restart of the job, the former process probably has the address, and ends when it meets this process: half
+ * of the deadline. A Unix socket is free when its process has closed it; so, if this is no restart, another job has it.
+ * Returns 0 or errno. */
 static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *options,
                               tcp_dial *dial, uint32_t ports) {
   size_t run;
@@ -723,7 +722,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   if (tcp_is_wildcard(&ends[0])) {
     self->anywhere = !options->ifname || !*options->ifname;
     n = tcp_interfaces(options->ifname, family == AF_INET ? AF_INET : 0, ends, TCP_PLACES);
-    if (n == 0) { /* there is the loopback only; the listener takes IPv4, too */
+    if (n == 0) { /* only the loopback is there; the listener takes IPv4, too */
       n = 1;
       memset(&ends[0], 0, sizeof ends[0]);
       ends[0].at.v4.sin_family = AF_INET;
@@ -804,7 +803,7 @@ static int tcp_is_answered(const tcp_self *self) {
   return answered;
 }
 
-/* The transport abandons its question. */
+/* Abandons the transport's question. */
 static void tcp_unask(tcp_self *self) {
   tcp_question *question = self->question;
   self->question = NULL;
@@ -831,7 +830,7 @@ static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
 
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number);
 
-/* The name of this link was answered. */
+/* Takes the answer for the name of this link. */
 static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   const tcp_question *question = self->question;
   if (question->status) {
@@ -848,8 +847,8 @@ static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   tcp_dial_next(self, link, 0);
 }
 
-/* Serves the links that wait for names. An answer that no link waits for is kept for a moment, because a
- * connect that timed out is usually repeated. */
+/* Serves the links that wait for names. An answer without a waiting link is kept for a moment, because a connect that
+ * timed out is usually repeated. */
 static void tcp_names(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   int answered = tcp_is_answered(self), taken = 0, status = 0;
@@ -862,7 +861,7 @@ static void tcp_names(tcp_self *self) {
       tcp_name_answered(self, link);
       taken = 1;
     } else if (now - link->asked_ns >= TCP_NAME_NS) {
-      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, "its name is asked for, without an answer yet");
+      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, "its name is not resolved yet");
     } else {
       self->names++;
       if (!first || link->asked_ns < first->asked_ns) first = link;
@@ -888,7 +887,7 @@ static uint64_t tcp_monotonic(void) {
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
   uint64_t now = tcp_monotonic(), begin = now, drained;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
-  const char *why = "its name is asked for, without an answer yet";
+  const char *why = "its name is not resolved yet";
   int status = 0, code = MLFAB_ERR_TIMEOUT, known = 0;
   for (; !status && !known && now - begin < limit; now = tcp_monotonic()) {
     if (!self->question && now >= self->ask_ns) status = tcp_ask(self, dial, now);
@@ -920,13 +919,13 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
   static const char place[] = "@";
 #else
   static const char place[] =
-      "/tmp/"; /* no abstract names: a file, which is left when the process is killed */
+      "/tmp/"; /* no abstract names: a file, which stays if the process is killed */
 #endif
   snprintf(text, room, "unix:%smlfab-%ld-%llx", place, (long)self->pid,
            (unsigned long long)tcp_monotonic());
 }
 
-/* IPv4 alone, where there is no IPv6. */
+/* Listens everywhere; with IPv4 alone if there is no IPv6. */
 static void tcp_anywhere(tcp_dial *dial) {
   if (!tcp_is_wildcard(&dial->to[0]) || dial->to[0].at.any.sa_family != AF_INET6) return;
   tcp_endpoint *v4 = &dial->to[dial->count++];
@@ -935,9 +934,9 @@ static void tcp_anywhere(tcp_dial *dial) {
   v4->bytes = sizeof v4->at.v4;
 }
 
-/* The name of this host is mostly also one of its loopback ("127.0.1.1 host"): then other hosts, which know another address for
- * it, would call in vain. Addresses of the network go first. If there is none, the node listens at all addresses of this
- * host, and says so. */
+/* The name of this host mostly also names its loopback ("127.0.1.1 host"). Other hosts, which know another address for
+ * it, would then call in vain. So addresses of the network go first. If there is none, the node listens at all
+ * addresses of this host, and logs that. */
 static void tcp_leave_home(const tcp_self *self, tcp_dial *dial) {
   tcp_endpoint away[TCP_CANDIDATES];
   uint32_t n = 0;
@@ -1019,11 +1018,11 @@ static uid_t tcp_user(int fd) {
 #endif
 }
 
-/* Is it our user, or root? Another user could read what it is sent, or impersonate a rank. */
+/* Is it our user, or root? Another user could read frames sent to it, or impersonate a rank. */
 static int tcp_trusts(uid_t uid) { return uid == geteuid() || uid == 0; }
 
-/* The stranger to drop for another connection: the oldest without unread input, because one with input may
- * be waiting for us. NULL when there is none. */
+/* The stranger to drop for another connection: the oldest without unread input, because a stranger with input may be
+ * waiting for us. NULL if there is none. */
 static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
@@ -1204,7 +1203,7 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   tcp_link_end(self, link, tcp_code_of(number), why);
 }
 
-/* A connect has completed. Dialling an unused port of the ephemeral range can connect a socket to itself
+/* Takes the result of a connect. Dialling an unused port of the ephemeral range can connect a socket to itself
  * (simultaneous open), which counts as refused. */
 static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
   int number = 0;
@@ -1316,7 +1315,7 @@ static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
   }
 }
 
-/* Returns like sendmsg. */
+/* Returns as sendmsg does. */
 static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec *iov,
                        uint32_t count) {
   struct msghdr message = {0};
@@ -1364,8 +1363,8 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
   if (link->sent_count || (link->refused && tcp_out_low(link))) tcp_ready(self, link);
 }
 
-/* A buffer for `bytes` of contiguous copied output: the block, or a buffer of its own if no block could
- * hold them. NULL: out of memory. The caller gets a reference. */
+/* Returns a buffer for `bytes` of contiguous copied output: the block, or a separate buffer if they are too many for a
+ * block. NULL: out of memory. The caller gets a reference. */
 static tcp_buffer *tcp_out_room(tcp_self *self, tcp_link *link, size_t bytes) {
   if (bytes > TCP_BLOCK_BYTES) return tcp_buffer_get(self, bytes);
   if (!link->block || link->block->used + bytes > TCP_BLOCK_BYTES) {
@@ -1447,7 +1446,7 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
   int code = 0;
-  /* Several sends may have the same token: those of an update's chunks do. */
+  /* Several sends may have the same token: the chunks of an update do. */
   for (uint32_t i = 0; link && i < link->piece_count && !code; i++) {
     tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
     if (!piece->owner && piece->token == token) code = tcp_piece_detach(self, link, piece);
@@ -1455,8 +1454,8 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   return code;
 }
 
-/* Later polls write the accepted output that the socket does not take at once, from copies. Without memory
- * for a copy, the link ends here. */
+/* Later polls write the accepted output that the socket does not take at once, from copies. If memory for a copy is
+ * short, the link ends here. */
 static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
@@ -1494,7 +1493,7 @@ static void tcp_stage_shrink(tcp_self *self, tcp_link *link) {
   link->stage_at = link->stage_end = 0;
 }
 
-/* Where byte `got` of the frame goes, and how many bytes fit there. */
+/* The address for byte `got` of the frame. *room_p: the number of bytes that fit there. */
 static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   uint8_t *base = tcp_payload(link->frame);
   if (link->got < link->head_bytes) {
@@ -1506,7 +1505,7 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   return base + TCP_ROUND64(link->head_bytes) + in_bulk;
 }
 
-/* Sends a bare header of our protocol to a peer with another one, so that it too can report which side is
+/* Sends a bare header of our protocol to a peer with another protocol, so that it, too, can report which side is
  * older. */
 static void tcp_answer_protocol(const tcp_self *self, const tcp_link *link) {
   uint8_t head[MLFAB_HEADER_BYTES];
@@ -1517,8 +1516,8 @@ static void tcp_answer_protocol(const tcp_self *self, const tcp_link *link) {
   (void)!tcp_put(self, link, &iov, 1);
 }
 
-/* Without a layer: does what was received begin like a record of TLS? Then a caller is told, by an alert of that
- * protocol ("protocol version"), that there is none here. */
+/* Without a layer: do the received bytes begin like a record of TLS? Then an alert of TLS ("protocol version") tells
+ * the caller that there is no TLS here. */
 static int tcp_is_tls(const tcp_self *self, const tcp_link *link) {
   static const uint8_t alert[] = {21, 3, 3, 0, 2, 2, 70};
   if (self->layer || link->frame || link->stage_end - link->stage_at < sizeof alert) return 0;
@@ -1536,7 +1535,7 @@ static int tcp_is_foreign(const tcp_link *link) {
          memcmp(tcp_payload(link->stage) + link->stage_at, magic, sizeof magic) != 0;
 }
 
-/* Another program, in its own words. */
+/* The text for a link to another program, with that program's own words. */
 static const char *tcp_foreign(const tcp_link *link, char text[128]) {
   enum { QUOTED = 40 };
   const uint8_t *at = tcp_payload(link->stage) + link->stage_at;
@@ -1549,7 +1548,7 @@ static const char *tcp_foreign(const tcp_link *link, char text[128]) {
   return text;
 }
 
-/* A frame does not parse, or the input has ended. */
+/* Ends the input: a frame does not parse, or the peer has closed. */
 static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
   char text[128];
   if (tcp_is_tls(self, link))
@@ -1561,8 +1560,7 @@ static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
     tcp_link_end(self, link, code, mlfab_error_text(code));
 }
 
-/* Consumes the stage's bytes: 1 when a frame is complete and valid, 0 when more bytes are needed, or an
- * error. */
+/* Consumes the stage's bytes. Returns 1 if a frame is complete and valid, 0 if it needs more bytes, or an error. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   size_t staged = link->stage_end - link->stage_at;
   int begins = !link->frame;
@@ -1607,7 +1605,7 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   return status ? status : 1;
 }
 
-/* Returns like recvmsg. */
+/* Returns as recvmsg does. */
 static ssize_t tcp_take(const tcp_self *self, const tcp_link *link, struct iovec *iov,
                         size_t count) {
   struct msghdr message = {0};
@@ -1618,9 +1616,8 @@ static ssize_t tcp_take(const tcp_self *self, const tcp_link *link, struct iovec
   return recvmsg(link->fd, &message, MSG_DONTWAIT);
 }
 
-/* Reads the rest of the frame, and some of what follows, in one call: much while frames are small, little
- * while they are large, because it is copied. Returns like recv; fewer bytes than requested mean that the
- * socket is empty. */
+/* Reads the rest of the frame, and some bytes behind it, in one call: many while frames are small, few while they are
+ * large, because these are copied. Returns as recv does; fewer bytes than requested mean that the socket is empty. */
 static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   struct iovec iov[3];
   size_t count = 0, in_frame = 0;
@@ -1653,7 +1650,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
     if (link->window) self->gauge->got(self, link, (size_t)n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
-    /* A layer that has failed since says so in the next call. */
+    /* A layer that has failed since reports it in the next call. */
     *drained_p =
         (size_t)n < in_frame + gulp && !(link->session && *self->layer->why(link->session));
   }
@@ -1662,7 +1659,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   return n;
 }
 
-/* The frame is not complete yet, and `got` bytes of it had come before the last read: did that begin like a header? */
+/* For an incomplete frame, of which `got` bytes had come before the last read: did that read begin like a header? */
 static void tcp_look_midst(tcp_self *self, tcp_link *link, size_t got) {
   uint8_t *to = (uint8_t *)self->midst;
   uint32_t head_bytes, bulk_bytes;
@@ -1744,7 +1741,7 @@ static void tcp_linger(tcp_self *self, tcp_link *link) {
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* One pass over all sockets: notes readable ones, writes to writable ones. */
+/* Makes one pass over all sockets: notes readable sockets, writes to writable sockets. */
 static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
   if (slot == 0) {
     tcp_accept(self);
@@ -1770,7 +1767,7 @@ static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
   }
 }
 
-/* Ends the links of this list whose handshake takes too long; not those that may have been waiting for us. */
+/* Ends the links of this list whose handshake takes too long, except links that may have been waiting for us. */
 static void tcp_overdue(tcp_self *self, tcp_node *list, const char *why) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   for (tcp_node *at = list->next, *next; at != list; at = next) {
@@ -1818,7 +1815,7 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
-/* The address at which the listener is reached on the way of this call, in self->text; or NULL. */
+/* The address at which the listener is reached by the route of this call, in self->text; or NULL. */
 static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, listens;
   memset(&here, 0, sizeof here);
@@ -1876,7 +1873,7 @@ static int tcp_tell_head(const tcp_self *self, tcp_link *link, mlfab_io_event *e
   return 1;
 }
 
-/* The next event of this link: 1, or 0. */
+/* Takes the next event of this link: 1, or 0. */
 static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   memset(event, 0, sizeof *event);
   event->link = link->id;
@@ -2011,9 +2008,9 @@ static int tcp_arm(void *opaque, int on) {
 /* --- probing ---------------------------------------------------------------------------------- */
 
 #if defined(__linux__) && defined(TCP_INFO)
-/* AGAIN when retransmitted data is unanswered: an acknowledgement older than the last transmission does not
- * answer it. The kernel knows the connection's round trip time, so its timer tells when an answer is due.
- * While the peer answers, a closed window (its process does not read) does not matter. */
+/* AGAIN if retransmitted data is unanswered: an acknowledgement older than the last transmission does not answer it.
+ * The kernel knows the connection's round trip time, so its timer tells when an answer is due. While the peer answers,
+ * a closed window (its process is not reading) is ignored. */
 static int tcp_probe_network(int fd) {
   uint8_t info[TCP_INFO_PROBE_WANTED];
   socklen_t room = sizeof info;
@@ -2025,7 +2022,7 @@ static int tcp_probe_network(int fd) {
   if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
   return 0;
 }
-/* 1: what was sent is not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or not known. */
+/* Returns 1: sent data are not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or unknown. */
 static unsigned tcp_look_at_path(int fd) {
   enum {
     REPEATED = 4,
@@ -2043,8 +2040,7 @@ static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
 static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
 #endif
 
-/* An open Unix socket is enough, unless the peer's process has died and only a child of it holds the
- * socket. */
+/* An open Unix socket is enough, except if the peer's process has died and only a child of it holds the socket. */
 static int tcp_probe_local(int fd) {
 #if defined(__linux__)
   struct ucred peer;
@@ -2085,7 +2081,7 @@ static int tcp_same_host(int one, int other) {
              : a.at.any.sa_family == AF_INET && a.at.v4.sin_addr.s_addr == b.at.v4.sin_addr.s_addr;
 }
 
-/* Large packets are lost on a path, if a link gets nothing through to a host from which data come. */
+/* Detects paths that lose large packets: a link gets no data through to a host from which data come. */
 static int tcp_trouble(void *opaque, char *text, size_t room) {
   const tcp_self *self = opaque;
   for (uint32_t i = 0; i < self->slot_count; i++) {
@@ -2179,7 +2175,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   else
     status = tcp_listen(self, options);
   if (status) {
-    self->layer = NULL; /* still the caller's */
+    self->layer = NULL; /* it still belongs to the caller */
     tcp_close(self);
     return status;
   }

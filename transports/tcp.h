@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* 0 builds the variant for other systems on Linux too, for tests. */
+/* 0 builds the variant for other systems on Linux, too, for tests. */
 #ifndef MLFAB_TCP_EPOLL
 #if defined(__linux__)
 #define MLFAB_TCP_EPOLL 1
@@ -79,8 +79,8 @@ enum {
 };
 
 enum tcp_asks {
-  TCP_ASKS_FRAME = 1, /* that of `frame`, of which more has to come */
-  TCP_ASKS_MIDST = 2  /* `midst`: it came in the midst of `frame` */
+  TCP_ASKS_FRAME = 1, /* the header of `frame`, which is incomplete */
+  TCP_ASKS_MIDST = 2  /* the header `midst`, which came in the midst of `frame` */
 };
 
 enum tcp_state {
@@ -133,8 +133,8 @@ typedef struct tcp_dial {
 } tcp_dial;
 
 /* getaddrinfo may block for long and cannot be cancelled, so a detached thread calls it: one at a time for
- * each transport, and close does not wait for it. The question is allocated by libc, because the hooks may
- * be gone before the thread ends. Its states, under `lock`:
+ * each transport, and close does not wait for it. libc allocates the question, because the hooks may be gone before the
+ * thread ends. Its states, under `lock`:
  *
  *   ASKED     the thread runs                                        -> ANSWERED, LEFT
  *   ANSWERED  the thread has finished; the transport frees it
@@ -156,10 +156,10 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
-  uint8_t asks;    /* a header is to be reported: TCP_ASKS_* */
+  uint8_t asks;    /* a header has to be reported: TCP_ASKS_* */
   uint8_t fed;     /* bytes have come since the last probe */
-  uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
-  int32_t write_failed;  /* errno after which nothing can be sent */
+  uint8_t roots;   /* we are not root, have dialled a socket of root, and await the first frame */
+  int32_t write_failed;  /* errno after which sending is impossible */
   uint64_t token;        /* of connect */
   tcp_node ready, dirty; /* dirty: has output that no write was tried for */
   tcp_node group;        /* in `shaking`, `strangers` or `lingering` */
@@ -177,14 +177,14 @@ typedef struct tcp_link {
   tcp_piece pieces[TCP_PIECES]; /* a ring */
   uint32_t piece_at, piece_count;
   size_t copied;     /* bytes in copied pieces */
-  tcp_buffer *block; /* where the next copy goes */
+  tcp_buffer *block; /* place of the next copy */
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
   struct tcp_window *window; /* NULL: it is not measured */
 
   tcp_dial *dial;    /* while connecting */
-  uint64_t asked_ns; /* RESOLVING: since when */
+  uint64_t asked_ns; /* RESOLVING: time of its beginning */
   int32_t code;
   char name[120]; /* the peer's address */
   char why[160];
@@ -202,9 +202,9 @@ typedef struct tcp_self {
   const mlfab_layer *layer; /* or NULL */
   void *layer_user;
   int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* there was no descriptor for a connection ... */
+  atomic_uint listener_paused; /* a connection found no descriptor ... */
   atomic_uint pending;         /* `ready` is not empty */
-  uint64_t paused_ns;          /* ... since when */
+  uint64_t paused_ns;          /* ... since this time */
   tcp_question *question;      /* or NULL */
   uint64_t ask_ns;             /* no new question before this time */
   uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
@@ -230,14 +230,14 @@ typedef struct tcp_self {
   uint64_t midst[MLFAB_HEADER_BYTES / 8]; /* a header that is being reported */
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
-  int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
+  int anywhere;   /* it listens at all addresses of this host, and no setting has chosen one */
   char text[300]; /* text of the last event */
 } tcp_self;
 
-/* Measures links: tcp_measure.c. A link that counts has a window. */
+/* Measures links: tcp_measure.c. Links that count have a window. */
 typedef struct tcp_gauge {
   void (*opened)(tcp_self *self, tcp_link *link);
-  /* These many bytes were written, and the socket is full or not; were read. */
+  /* wrote: so many bytes were written; full: the socket is full. read: so many bytes were read. */
   void (*wrote)(tcp_self *self, tcp_link *link, size_t bytes, int full);
   void (*got)(tcp_self *self, tcp_link *link, size_t bytes);
   void (*empty)(tcp_self *self, tcp_link *link);  /* the socket is */

@@ -1,10 +1,10 @@
-/* tcp_measure.c - what this host's network carries: rates of links and of the interface. For the scheduler.
+/* tcp_measure.c - measures this host's network for the scheduler: rates of links and of the interface.
  *
  * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
  * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
  * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
  * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
- * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
+ * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show the rate at which this host can receive,
  * or its peers send. */
 #include "tcp.h"
 
@@ -27,7 +27,7 @@ enum {
 /* A link's measurements since the last measure. */
 typedef struct tcp_window {
   int shallow;                /* its unsent bytes in the kernel are limited */
-  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
+  uint8_t had_room, had_none; /* a write took all bytes; a write did not */
   uint64_t moved_in, moved_out;
   uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
   uint64_t awaited_ns, awaited_bytes;
@@ -35,7 +35,7 @@ typedef struct tcp_window {
 } tcp_window;
 
 typedef struct tcp_meter {
-  tcp_gauge gauge;                    /* tcp.c knows no more of this object */
+  tcp_gauge gauge;                    /* tcp.c knows only this part of the object */
   uint64_t measured_ns;               /* last measurement; 0: never */
   uint64_t bytes_in, bytes_out;       /* of measured links */
   uint64_t told_in, told_out;         /* at the last measurement: those, or the interface's */
@@ -53,7 +53,7 @@ static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
 
 static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
 
-/* Finds the interface with this address, unless it is loopback. */
+/* Finds the interface with this address, if it is not the loopback. */
 static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (getifaddrs(&list)) return;
@@ -145,11 +145,11 @@ static int tcp_is_load(uint64_t bytes, uint64_t ns) {
 #define TCP_INFO_LIMITED_BIT 1u
 #endif
 
-/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
- * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
- * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
- * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
- * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
+/* The rate at which the peer received this link's bytes. 0: unknown, or limited by the application; negative: limited
+ * by the peer, which did not read. *active_p: the link is sending now. The kernel's own rate covers the last round
+ * trip: too low at the end of a transfer, and too high at its beginning. Bytes over busy time are too low by the cost
+ * of slow start and small frames; if all writes were accepted, they give the application's rate. Under load both are
+ * too low, so the larger is used. */
 static double tcp_delivery(const tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   tcp_window *window = link->window;
   uint8_t info[TCP_INFO_WANTED];
@@ -253,9 +253,9 @@ static double tcp_nominal(const char *name) {
   return megabits > 0 ? (double)megabits * 125000.0 : 0;
 }
 
-/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
- * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
- * link among all of them. */
+/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters, and the
+ * kernel's queue cannot be reordered. Without a limit the queue would take whole models, and share the link among all
+ * of them. */
 static void tcp_link_shallow(const tcp_link *link) {
 #ifdef TCP_NOTSENT_LOWAT
   unsigned bytes = TCP_UNSENT_BYTES;

@@ -1,17 +1,17 @@
 /* calling.c - calls to nodes that have several addresses.
  *
- * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. One is called at
- * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
- * last the first. The states of a token, which names a route of the node:
+ * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. It
+ * calls one address at a time. If the call fails, or the node calls again before an answer, the next address follows at
+ * once, and after the last the first. The states of a token, which names a route of the node:
  *
  *    none --the node calls--> CALLS --UP--> IDLE, this address is called first the next time
  *                             CALLS --DOWN, not the last address--> CALLS the next one
  *                             CALLS --DOWN, the last address--> IDLE, and the node is told why each has failed
  *                             CALLS --the node calls again--> CALLS the next one; all are tried again
  *
- * Invariants. (1) The node sees one call: it is told of the last DOWN only, or of UP. (2) A DOWN of a transport that does not
- * have the call any more is void. (3) A node with one address needs no entry. (4) A list
- * that has changed belongs to another process: its first address is called. */
+ * Invariants. (1) The node sees one call: it gets only the last DOWN, or UP. (2) A DOWN of a transport that does not
+ * have the call any more is void. (3) A node with one address needs no entry. (4) A changed list belongs to another
+ * process: its first address is called. */
 #include "context.h"
 
 #include <errno.h>
@@ -20,14 +20,14 @@
 struct mlfab__calling {
   struct mlfab__calling *next;
   uint64_t token;
-  uint32_t at, left;  /* the number of the address; how many more are tried after it */
-  uint32_t transport; /* that has, or had, the call */
+  uint32_t at, left;  /* number of the address; number of addresses still to try after it */
+  uint32_t transport; /* transport that has, or had, the call */
   int calls, told;
   char why[MLFAB__TEXT_MAX];       /* the reasons of this round */
   char list[MLFAB__ADDRESSES_MAX]; /* the addresses */
 };
 
-/* The n-th address that some transport reaches: 1, or 0. */
+/* Finds the n-th address that some transport reaches. Returns 1, or 0. */
 static int calling_address(const mlfab *ctx, const char *list, uint32_t n, char address[256],
                            uint32_t *transport_p) {
   for (const char *at = list; *at;) {
@@ -57,13 +57,13 @@ static uint32_t calling_count(const mlfab *ctx, const char *list) {
 
 static void calling_why(struct mlfab__calling *c, const char *address, const char *why) {
   size_t at = strlen(c->why);
-  /* A transport mostly names the address. */
+  /* Most transports name the address themselves. */
   int named = !address || strstr(why, address) != NULL;
   mlfab__format(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "",
                 named ? "" : address, named ? "" : ": ", why);
 }
 
-/* Calls the address that is due; if that fails at once, the next. 0, or why the last one failed. */
+/* Calls the address that is due; if that fails at once, the next. Returns 0, or the code of the last failure. */
 static int calling_go(mlfab *ctx, struct mlfab__calling *c) {
   char address[256];
   int code = MLFAB_ERR_ADDRESS;

@@ -1,4 +1,4 @@
-/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
+/* calls.c - the calls of a node. This file checks the common rules of all calls; the role that carries out a call
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
 #include "calls.h"
 

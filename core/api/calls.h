@@ -24,16 +24,16 @@ typedef struct mlfab__call_in {
   mlfab_request *request_p;
   mlfab_error *error;
   mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
-  /* Unless NULL: the call does not begin. It shows its buffers as far as they fit: extent.h. */
+  /* If set, the call does not begin: it shows its buffers as far as they fit (extent.h). */
   const struct mlfab__call_visit *visit;
-  /* Unless NULL: the call does not begin, and never will, for this reason. Workers that wait for it are told. */
+  /* If set, the call will never begin, for this reason. Workers that wait for it are told. */
   const mlfab_error *forgone;
 } mlfab__call_in;
 
-/* Carries out a call, or begins it: 0, or the code of *in->error. */
+/* Carries out a call, or begins it. Returns 0, or the code of *in->error. */
 typedef int mlfab__call_begin(const mlfab__call_in *in);
 
-/* Checks the call; the members of its kind are the role's to check. *begin_p carries it out. Errors: ARGUMENT. */
+/* Checks the call; the role checks the members of its kind. *begin_p carries it out. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_begin **begin_p,
                                        uint32_t *flags_p);
 
@@ -48,8 +48,8 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 
-/* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
- * can run in the arena begins as an outside call, and *shared is filled. */
+/* As mlfab_node_submit. shared: for collectives, or NULL; if set, the caller waits and has an arena. A collective that
+ * can run in the arena begins as an outside call, and fills *shared. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 

@@ -93,7 +93,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
         .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
     code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
   }
-  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
+  pthread_mutex_unlock(&ctx->lock); /* other threads go on while this thread writes */
   errno = 0;
   int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
   pthread_mutex_lock(&ctx->lock);

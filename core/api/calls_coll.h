@@ -1,12 +1,12 @@
-/* calls_coll.h - how a collective is passed to the communicator. */
+/* calls_coll.h - passes a collective to the communicator. */
 #ifndef MLFAB__CALLS_COLL_H
 #define MLFAB__CALLS_COLL_H
 
 #include "../coll/comm.h"
 #include "context.h"
 
-/* A collective in the communicator's form. call.outside: it has a number, and its caller runs it in the arena when
- * mlfab__comm_outside says so. */
+/* A collective in the communicator's form. call.outside: it has a number, and its caller runs it in the arena if
+ * mlfab__comm_outside tells so. */
 struct mlfab__collective {
   mlfab_vec one; /* call.vecs of a call without a list */
   mlfab__comm_call call;
@@ -27,7 +27,7 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 
 /* --- shared.c --- */
 
-/* Runs a call that has a number in the arena, or leaves it to frames. The caller waits for its request either way. */
+/* Runs a call that has a number in the arena, or leaves it to frames. Its caller waits for its request anyway. */
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
                                        const mlfab__comm_call *call);
 

@@ -1,8 +1,8 @@
 /* calls_dag.c - a context: task graphs (user_dag.c).
  *
  * A compute function runs under the lock, in the thread that drives the context. It may trigger operations:
- * `dag_inside`
- * says that this thread has the lock already. A triggered operation runs when the function has returned. */
+ * `dag_inside` tells that this thread has the lock already. A triggered operation runs when the function has
+ * returned. */
 #include "../coll/user_dag.h"
 #include "../kernels/kernels_combine.h"
 #include "calls_coll.h"
@@ -32,7 +32,7 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* Around every call on a task graph. dag_leave waits for the request, where there is one. */
+/* These two enclose every call on a task graph. dag_leave waits for the request, if there is one. */
 static int dag_enter(mlfab *ctx, mlfab_error *error) {
   mlfab__context_enter(ctx);
   return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
@@ -48,12 +48,12 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
   return code;
 }
 
-/* 0, or the error of memory that is a device's. */
+/* Refuses device memory: returns 0, or the error. */
 static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
   return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
 }
 
-/* `call` may use dag and error, and have `request` waited for. */
+/* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
 #define DAG_CALL(call)                    \
   mlfab_error error;                      \
   mlfab_request request = 0;              \
@@ -162,7 +162,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
       mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
-/* The caller of the compute function has the lock, and carries out the actions. */
+/* Triggers inside a compute function: its caller has the lock, and carries out the actions. */
 static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
   int code = mlfab__user_dag_trigger(&dag->graph, op, 1, 0, &error);
@@ -187,7 +187,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   mlfab *ctx = dag->ctx;
   CONTEXT_CHECK(ctx);
   uint64_t now = mlfab__context_enter(ctx);
-  /* A persistent one may have begun to send for a round that no worker will wait for. */
+  /* A persistent graph may have begun to send for a round that no worker will wait for. */
   if (dag->graph.persistent)
     mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
                          &dag->graph);

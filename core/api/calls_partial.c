@@ -36,7 +36,7 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   }
 }
 
-/* When opening fails, the object is closed again. */
+/* If opening fails, the object is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p) {
   uint32_t id = 0;

@@ -82,7 +82,7 @@ static int transfer_model(mlfab *ctx, const mlfab_model_options *options, const 
   SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
 }
 
-/* With options and filter from the environment, after mlfab_open_env. */
+/* Adds options and filter from the environment, after mlfab_open_env. */
 static int transfer_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_filter filter = {.size = sizeof filter};
@@ -109,7 +109,7 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                    : transfer_model(ctx, options, bufs, n);
 }
 
-/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
+/* For the most frequent calls. It sets every member by name, because compilers clear the rest of a large struct with an
  * instruction that takes longer than the call. */
 static int transfer_call(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
                          uint32_t n, int waits, mlfab_request *request_p, mlfab_result *result_p) {

@@ -1,4 +1,4 @@
-/* calls_sched.h - the check of a schedule, for those who compose. */
+/* calls_sched.h - the check of a schedule, for code that composes nodes. */
 #ifndef MLFAB__CALLS_SCHED_H
 #define MLFAB__CALLS_SCHED_H
 

@@ -38,7 +38,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   }
 }
 
-/* When the workers have no valid graph, all of them close the object again. */
+/* If the workers have no valid graph, all of them close the object again. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p) {
   uint32_t id = 0;

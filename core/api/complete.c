@@ -14,7 +14,7 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
   if (*value == 0) *value = standard;
 }
 
-/* 1 when every text is terminated. */
+/* Returns 1 if every text is terminated. */
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
@@ -24,7 +24,7 @@ static int complete_texts_end(const mlfab_config *c) {
          memchr(c->metrics, 0, sizeof c->metrics) && memchr(c->trace, 0, sizeof c->trace);
 }
 
-/* The members about the scheduler. */
+/* Checks the members about the scheduler. */
 static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
   if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
@@ -35,16 +35,16 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
                                  "MLFAB_ROLE_SCHEDULER needs scheduler = MLFAB_SCHEDULER_OWN");
   if (own && c->rank != 0)
     return complete_config_error(error, "the rank of the scheduler process must be 0");
-  /* Without a scheduler its default counts; else compose.c has it checked. */
+  /* Without a scheduler the default counts; else compose.c calls the check. */
   if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
-  /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
+  /* A worker that is driven by hand computes for long. Meanwhile it would not move data for others. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
   if (c->accumulators > 64) return complete_config_error(error, "the limit is 64 accumulators");
   return 0;
 }
 
-/* A process that joins as one more worker or server knows nothing of the world but where server 0 is. */
+/* A process that joins as one more worker or server knows only the address of server 0, not the world. */
 static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   if (c->join > 1) return complete_config_error(error, "join is 0 or 1");
   complete_default32(&c->roles, MLFAB_ROLE_WORKER);
@@ -62,7 +62,7 @@ static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
-/* Tests bits, because -ffast-math lets a compiler assume that there is neither infinity nor NaN. */
+/* Tests bits, because -ffast-math lets a compiler assume that infinity and NaN never occur. */
 static int complete_is_distance(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -131,7 +131,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (!c->dedicated && c->roles != usual)
     return complete_config_error(
         error,
-        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
+        "roles do not fit rank and servers (if servers are not dedicated, the first ranks serve)");
   uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0) +
                    (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {

@@ -1,8 +1,8 @@
 /* config.c - fills a configuration from the environment, which no other file reads.
  *
- * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
- * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step), then a rank alone
- * (PMIx, an indexed Job of Kubernetes), which counts where the number of workers is known. */
+ * Order of precedence: values of the caller; MLFAB_*; torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the
+ * launcher's rank and size (Open MPI, PMI, and Slurm inside a step). The last is a rank alone (PMIx, an indexed Job of
+ * Kubernetes), which counts only if the number of workers is known. */
 #include "../base/env.h"
 #include "../base/rng.h"
 #include "complete.h"
@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <strings.h>
 
-/* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
- * `unit`, a real number from 0 to `most`, or a text. */
+/* A setting: the member that it sets, and its kind of text: a word of a list, a whole number in low..high in `unit`, a
+ * real number from 0 to `most`, or a text. */
 enum config_kind { CONFIG_NUMBER, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
 
 typedef struct config_word {
@@ -134,11 +134,11 @@ static const config_setting config_filter[] = {
 
 /* --- names --- */
 
-/* Names of `rank` and `role`, which are set apart, and of what other files and programs read. */
+/* Names of `rank` and `role`, which have code of their own, and of variables that other files and programs read. */
 static const char *const config_others[] = {"rank", "role"};
 static const char *const config_foreign[] = {"data", "build"};
 
-/* Members of structs that have another name as a setting. */
+/* Members of structs whose settings have another name. */
 static const char *const config_alias[][2] = {{"sync", "consistency"},
                                               {"ifname", "socket_ifname"},
                                               {"transports", "transport"},
@@ -191,7 +191,7 @@ MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
     best = other;
     least = far;
   }
-  /* Else one that has it as its words: "timeout", "threshold". */
+  /* Else a setting that contains the name as words: "timeout", "threshold". */
   for (uint32_t i = 0; !best && strlen(name) >= 4 && (other = mlfab_setting_name(i)) != NULL; i++) {
     const char *at = strstr(other, name), *end = at ? at + strlen(name) : NULL;
     if (at && (at == other || at[-1] == '_') && (*end == 0 || *end == '_')) best = other;
@@ -209,7 +209,7 @@ static void config_variable_of(const char *setting, char name[64]) {
   name[6 + k] = 0;
 }
 
-/* Does something read this variable? `setting`: its name in lower case, without MLFAB_. */
+/* Does any code read this variable? `setting`: its name in lower case, without MLFAB_. */
 static int config_is_known(const char *setting) {
   const char *name;
   if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
@@ -241,7 +241,7 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
     setting[bytes - 6] = 0;
     if (upper && config_is_known(setting)) continue;
     const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
-    if (!nearest) continue; /* no misspelling: a script's or a test's own */
+    if (!nearest) continue; /* no misspelling: a variable of a script or a test */
     config_variable_of(nearest, name);
     snprintf(text, room, "the variable %.*s has no meaning; the nearest is %s", (int)bytes,
              variable, name);
@@ -293,7 +293,7 @@ static int config_real(const char *name, const char *text, double most, double *
   return 0;
 }
 
-/* One of the words, or a number where the setting has a range. */
+/* Reads one of the words, or a number if the setting has a range. */
 static int config_choice(const config_setting *s, const char *name, const char *text,
                          uint64_t *value_p, mlfab_error *error) {
   char want[160] = "not one of:";
@@ -316,7 +316,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
   return code;
 }
 
-/* Sets the member from a text. Errors use `name`; then nothing has changed. */
+/* Sets the member from a text. Errors use `name`, and leave the member unchanged. */
 static int config_put(void *base, const config_setting *s, const char *name, const char *text,
                       mlfab_error *error) {
   char *member = (char *)base + s->at;
@@ -393,7 +393,7 @@ static const config_setting config_roles = CONFIG_W(
     "role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER}, {"server", MLFAB_ROLE_SERVER},
     {"scheduler", MLFAB_ROLE_SCHEDULER}, {"replica", MLFAB_ROLE_REPLICA});
 
-/* Call it after `dedicated` and `join` are set: they say what the role of a server means. */
+/* Call it after `dedicated` and `join` are set: the meaning of a server's role depends on them. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
   int code = config_choice(&config_roles, name, text, &roles, error);
@@ -405,8 +405,8 @@ static int config_role(mlfab_config *c, const char *name, const char *text, mlfa
   return 0;
 }
 
-/* Who starts processes, in the order in which they are asked. `size` NULL: the launcher tells a rank only, and also of
- * processes that have nothing to do with each other, so the rank counts only where the number of workers is known. */
+/* The launchers of processes, in order of precedence. `size` NULL: the launcher gives only a rank, even to processes
+ * that do not belong together. So its rank counts only if the number of workers is known. */
 enum config_launcher {
   CONFIG_MLFAB,
   CONFIG_TORCHRUN,
@@ -435,14 +435,14 @@ static const char *config_variable(const char *name) {
   return text && *text ? text : NULL;
 }
 
-/* 1 in a process that srun has started. Batch scripts and the shell that salloc starts have SLURM_PROCID, too; Slurm
- * numbers such steps from 4294967291 on. */
+/* Returns 1 in a process that srun has started. Batch scripts and the shell that salloc starts have SLURM_PROCID, too;
+ * Slurm numbers such steps from 4294967291 on. */
 static int config_is_task(void) {
   const char *step = config_variable("SLURM_STEP_ID");
   return step && strtoull(step, NULL, 10) < 0xfffffff0u;
 }
 
-/* The first launcher that tells a rank. `workers`: their number, when it is known otherwise. */
+/* The first launcher that gives a rank. `workers`: their number, if it is known otherwise. */
 static enum config_launcher config_launcher(uint32_t workers) {
   int i = CONFIG_MLFAB;
   for (; i < CONFIG_NOBODY; i++) {
@@ -453,7 +453,7 @@ static enum config_launcher config_launcher(uint32_t workers) {
   return (enum config_launcher)i;
 }
 
-/* Rank and size from the launcher. */
+/* Takes rank and size from the launcher. */
 static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   enum config_launcher from = config_launcher(c->workers);
   uint64_t rank = 0, size = 0;
@@ -490,7 +490,7 @@ static uint64_t config_count(const char *name) {
   return text ? mlfab__min(strtoull(text, NULL, 10), 65535) : 0;
 }
 
-/* The name of the run, as its launchers know it, in `job` with 64 bytes; "": they have no name for it. */
+/* Writes the launchers' name of the run into `job`, 64 bytes; "": they have no name for it. */
 static void config_run(char *job) {
   const char *slurm = config_variable("SLURM_JOB_ID");
   const char *torch = config_variable("TORCHELASTIC_RUN_ID");
@@ -503,8 +503,8 @@ static void config_run(char *job) {
   memcpy(job, name, strlen(name) + 1);
 }
 
-/* The name of the job where nobody has given one: that of the run, and how often its launchers have started it again
- * (mlfab__job_restarts). Agents of torchrun on several hosts count each for itself, so there that count tells nothing. */
+/* Names the job if nobody has named it: the name of the run, and the number of its restarts by launchers
+ * (mlfab__job_restarts). On several hosts each agent of torchrun has its own count, so there that count is ignored. */
 static void config_job(mlfab_config *c) {
   const char *agents = config_variable("GROUP_WORLD_SIZE");
   uint64_t slurm = config_count("SLURM_RESTART_COUNT"), torch = 0;
@@ -520,7 +520,7 @@ static void config_job(mlfab_config *c) {
              (unsigned)mlfab__min(restarts, 65535));
 }
 
-/* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
+/* Are all processes on this host? The launcher gives the number of processes here, or the address is the loopback's. */
 static int config_is_one_host(const char *host) {
   static const char *const counts[][2] = {{"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
                                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"},
@@ -533,8 +533,8 @@ static int config_is_one_host(const char *host) {
          !strcmp(host, "[::1]");
 }
 
-/* A Unix socket, which needs no key: the kernel tells whose process is at the other end. `name`: the same in all
- * processes of the run, and in no other run of this user on this host. 0 when it is too long for an address. */
+/* Makes a Unix socket the meeting place. It needs no key: the kernel identifies the user at the other end. `name`: one
+ * for all processes of the run, and for no other run of this user here. Returns 0 if it is too long. */
 static int config_meet_here(mlfab_config *c, const char *name) {
 #if defined(__linux__)
   static const char place[] = "@";
@@ -550,7 +550,7 @@ static int config_meet_here(mlfab_config *c, const char *name) {
   return 1;
 }
 
-/* Processes of one host that Open MPI or Slurm has started meet at a socket with the name of the launcher's job. */
+/* Lets processes that Open MPI or Slurm has started on one host meet at a socket named after the launcher's job. */
 static void config_meet(mlfab_config *c) {
   char name[256];
   enum config_launcher from = config_launcher(c->workers);
@@ -561,7 +561,7 @@ static void config_meet(mlfab_config *c) {
     snprintf(name, sizeof name, "pmix-%s", job);
     (void)config_meet_here(c, name);
   }
-  /* PMI's variables are srun's own (--mpi=pmi2), or those of an mpiexec inside the step, which tells of local ranks. */
+  /* PMI's variables come from srun (--mpi=pmi2), or from an mpiexec inside the step, which gives local ranks, too. */
   if (from != CONFIG_SLURM && (from != CONFIG_PMI || config_variable("MPI_LOCALNRANKS"))) return;
   job = config_variable("SLURM_JOB_ID");
   if (!config_is_task() || !job || !nodes || strcmp(nodes, "1") != 0) return;
@@ -614,7 +614,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   const char *role = getenv("MLFAB_ROLE");
   int rank_given = c.rank != 0;
   mlfab_config_init(&initial);
-  /* Size 0 means all defaults; settings of the environment need the real ones. */
+  /* Size 0 means all defaults; settings of the environment need the real values. */
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
@@ -644,7 +644,7 @@ MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_
       config->transports & MLFAB_USE_MPI)
     return 0;
   if (from == CONFIG_SLURM && config_variable("SLURM_STEP_NODELIST")) name = "SLURM_STEP_NODELIST";
-  if (!config_variable(name)) return 0; /* mlfab_open says that there is none */
+  if (!config_variable(name)) return 0; /* mlfab_open reports that there is no scheduler */
   return config_bad(
       error, name, getenv(name),
       "and no address of rank 0: set MLFAB_COORDINATOR for all to tcp:HOST:PORT, with "

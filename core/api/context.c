@@ -1,31 +1,31 @@
 /* context.c - a context: a node, its transports, a lock, and in most modes a progress thread.
  *
  * Only this file calls transports, reads the clock, and knows threads. One lock guards node and transports. A thread
- * that waits drives: it moves events and actions (pump). When nothing moves, it spins, then polls between yields of
- * the processor for as long as a wake-up would cost, then sleeps in the transport without the lock (`sleeping`).
- * Other waiters meanwhile sleep on `changed`, which is signalled after every pump that moved something, and when the
- * sleeper wakes.
+ * that waits drives: it moves events and actions (pump). If a pump moves nothing, the thread spins. Then it polls
+ * between yields of the processor, for as long as a wake-up would cost. Then it sleeps in the transport without the
+ * lock (`sleeping`). Other waiters meanwhile sleep on `changed`. It is signalled after every pump with an effect, and
+ * when the sleeper wakes.
  *
- * The progress thread drives while no thread waits. Two threads that drive only wake each other, so the progress
- * thread stays aside for waiters, and for callers that call again and again and drive themselves (`parked`; `brisk`:
- * less than CONTEXT_GRACE_NS between two calls). Its states (`thread_is`):
+ * The progress thread drives while no thread waits. Two threads that drive only wake each other. So the progress thread
+ * stays aside for waiters, and for callers that call again and again and drive themselves (`parked`; `brisk`: less than
+ * CONTEXT_GRACE_NS between two calls). Its states (`thread_is`):
  *
- *    NONE     There is no thread: only callers drive.
+ *    NONE     The thread does not exist: callers drive.
  *    DRIVES   It polls.
  *    LISTENS  It sleeps in the transport. A new waiter wakes it.
- *    ASIDE    It sleeps on `changed` for CONTEXT_GRACE_NS: something is under way, others drive.
+ *    ASIDE    It sleeps on `changed` for CONTEXT_GRACE_NS: work is under way, others drive.
  *    DOZES    It sleeps on `changed` for longer: a thread waits, or nothing is under way.
  *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and peers may need this node.
  *
  *    DRIVES  --nothing moved, spun--> LISTENS --something came, woken--> DRIVES
  *    DRIVES  --parked, or a thread waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
  *
- *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends in one
+ *    parked  0 -> 1: a call ends all work, while the thread is not in LISTENS; the fourth call ends in one
  *                    sleep of LISTENS; calls have driven since it went aside, and are brisk.
- *            1 -> 0: it comes back, no thread waits, and no call has driven since it went aside.
+ *            1 -> 0: it comes back, no thread waits, and calls have not driven since it went aside.
  *
- * Invariants. (1) When a call leaves work and no thread waits, a thread polls soon: the call wakes a thread that
- * DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most one thread is in a
+ * Invariants. (1) When a call leaves work and no thread waits, a thread polls soon. The call wakes a thread that DOZES;
+ * if calls are not brisk, also a thread that NAPS. ASIDE and NAPS end by themselves. (2) At most one thread is in a
  * transport's wait (`sleeping`). */
 #include "context.h"
 
@@ -50,11 +50,11 @@ enum {
   CONTEXT_BATCH = 64,
   CONTEXT_LINK_BITS = 24,
   CONTEXT_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
-  CONTEXT_PUMP_EVERY = 8,    /* while it stays aside, one in so many calls that do not wait pumps */
-  CONTEXT_GRACE_NS = 200000, /* without a call, after which the thread takes over again */
+  CONTEXT_PUMP_EVERY = 8,    /* while it stays aside, one of so many calls that do not wait pumps */
+  CONTEXT_GRACE_NS = 200000, /* time without a call after which the thread takes over again */
   CONTEXT_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   CONTEXT_YIELD_NS =
-      200000, /* how long a waiter that has spun polls between yields: a wake-up costs as much */
+      200000, /* time that a waiter polls between yields after spinning: the cost of a wake-up */
   CONTEXT_STACK_BYTES =
       1 << 20, /* least stack of the thread: musl gives 128 KiB, and callbacks run on it */
   CONTEXT_DRAIN_NS =
@@ -77,7 +77,7 @@ static void context_no_log(void *user, int level, const char *line) {
   (void)line;
 }
 
-/* Creates a file beside `path` that nothing else writes to, with the mode of an ordinary new file (mkstemp's is the
+/* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
  * owner's alone). Returns its descriptor, or -1 with errno. */
 static int context_beside(const char *path, char *name, size_t room) {
   uint64_t salt =
@@ -107,8 +107,8 @@ static int context_write(int fd, const uint8_t *data, size_t bytes) {
   return fsync(fd);
 }
 
-/* Writes beside the file, then renames. A reader sees the old file or the new one; of simultaneous writes, the one
- * that is renamed last stays. */
+/* Writes beside the file, then renames. A reader sees the old file or the new file. Of simultaneous writes, the last
+ * rename wins. */
 static int context_store(void *user, const char *path, const void *data, size_t bytes) {
   (void)user;
   char name[4096];
@@ -128,13 +128,13 @@ static int context_store(void *user, const char *path, const void *data, size_t 
   return MLFAB_ERR_IO;
 }
 
-/* Contexts that were opened in this process: a number is not used again, as an address may be. */
+/* Number of contexts opened in this process. Unlike an address, a number is never used again. */
 static _Atomic uint64_t context_count;
 
 /* --- forks --- */
 
-/* The number of forks between this process and the first that used the library. The child adds one before it runs
- * anything else: contexts with another count are its parents'. */
+/* The number of forks between this process and the first that used the library. The child adds one before it runs any
+ * other code: contexts with another count are its parents'. */
 static uint32_t context_forks;
 static int context_fork_error;
 static pthread_once_t context_once = PTHREAD_ONCE_INIT;
@@ -175,8 +175,8 @@ static int context_send(const mlfab__context_transport *transport, uint32_t link
 
 /* --- buffers that a transport still reads --- */
 
-/* How many buffers transports have that were taken back from them. While there are any, nobody is told of a finished
- * request: it could be that of such a buffer. `whom`: as for keeps. */
+/* Returns the number of buffers that transports still have after they were taken back. While there are any, finished
+ * requests are not reported: one could own such a buffer. `whom`: as for keeps. */
 static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   uint32_t kept = 0;
   if (MLFAB__LIKELY(!ctx->lends)) return 0;
@@ -285,15 +285,15 @@ static void context_measure(mlfab *ctx, uint64_t now) {
 
 /* --- looking --- */
 
-/* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`, which is
- * readable when something has moved, inside another call or by the thread, since mlfab_progress last returned. */
+/* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`. `tell` is
+ * readable if another call or the thread has moved anything since mlfab_progress last returned. */
 MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport without links costs a system call a poll. While other transports have links, it is polled only once in
- * CONTEXT_LOOK_EVERY pumps, and after every sleep. */
+/* A transport without links costs a system call for each poll. While other transports have links, it is polled only
+ * once in CONTEXT_LOOK_EVERY pumps, and after every sleep. */
 static int context_quiet(const mlfab *ctx, uint32_t t) {
   uint32_t links = 0;
   if (ctx->transports[t].links > 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0) return 0;
@@ -335,7 +335,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     ctx->now_ns = now;
     context_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
-      /* A deadline may have ended a request, though there is nothing to send. */
+      /* A deadline may have ended a request without anything to send. */
       mlfab_node_tick(ctx->node, now);
       moved = 1;
     }
@@ -354,7 +354,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
 
 /* --- sleeping --- */
 
-/* The only transport that has links, or NULL: then all have to be slept on. */
+/* The only transport that has links; NULL: the sleep covers all. */
 static mlfab__context_transport *context_only(mlfab *ctx) {
   mlfab__context_transport *only = NULL;
   if (ctx->ntransports == 1) return &ctx->transports[0];
@@ -366,7 +366,7 @@ static mlfab__context_transport *context_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-/* Arms the descriptors of all transports for a sleep. With the lock. 1: something is there already. */
+/* Arms the descriptors of all transports for a sleep. With the lock. Returns 1 if an event is there already. */
 static int context_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -396,7 +396,7 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
 
 static void context_cond_wait(mlfab *ctx, uint64_t ns);
 
-/* Sleeps without the lock until something may have come, at most until `until`. */
+/* Sleeps without the lock until an event may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
@@ -446,7 +446,7 @@ static void context_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* 1 when a waiter polls on instead of sleeping. */
+/* Returns 1 if a waiter polls on instead of sleeping. */
 static int context_looks_on(const mlfab *ctx, uint64_t idle_ns) {
   return !ctx->simulated && ctx->ntransports > 0 &&
          idle_ns < mlfab__add_sat(ctx->spin_ns, CONTEXT_YIELD_NS);
@@ -466,11 +466,11 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
 
 /* --- the errors of a thread --- */
 
-/* The last error that this thread had, and the number of the context that it was in. */
+/* The last error of this thread, and the number of its context. */
 static _Thread_local mlfab_error context_error;
 static _Thread_local uint64_t context_error_of;
 
-/* Does this process lack the descriptors of one more connection (of shared memory: three)? 0, or their limit. */
+/* Does this process lack descriptors for one more connection (shared memory: three)? Returns 0, or their limit. */
 static unsigned long context_starves(void) {
   struct rlimit limit;
   int fds[4], n = 0, number = 0;
@@ -513,8 +513,8 @@ MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error) {
   snprintf(error->text + at, sizeof error->text - at, "; %s", text);
 }
 
-/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
- * the call failed. What another thread has already taken is not. */
+/* Takes the last error for this thread. With the lock, before a call gives it up for the last time: if the call failed,
+ * the last written error belongs to it. Errors that another thread has already taken do not. */
 static void context_take_error(mlfab *ctx) {
   mlfab_error *last = &ctx->node->requests.last;
   if (last->code == 0 || last->reserved) return;
@@ -526,7 +526,7 @@ static void context_take_error(mlfab *ctx) {
 
 /* --- functions that watch requests --- */
 
-/* The context whose watching function this thread runs. */
+/* The context for which this thread runs a watching function. */
 static _Thread_local const mlfab *context_told;
 
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
@@ -544,12 +544,12 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
-/* A request that has finished, and may be told of. */
+/* Is this request finished, and may this be reported? */
 static int context_is_done(const mlfab *ctx, const mlfab__request *request) {
   return request->done && context_keeps(ctx, NULL, 0) == 0;
 }
 
-/* mlfab_node_test, for which a request whose buffers may still be read is not done. */
+/* As mlfab_node_test, but a request is not done while its buffers may still be read. */
 static int context_test(mlfab *ctx, mlfab_request id, int *done_p, mlfab_result *result_p) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   if (done_p && request && request->done && !context_is_done(ctx, request)) {
@@ -559,7 +559,7 @@ static int context_test(mlfab *ctx, mlfab_request id, int *done_p, mlfab_result 
   return mlfab_node_test(ctx->node, id, done_p, result_p);
 }
 
-/* Takes the first watch from the list whose request is done, or was ended by the caller. */
+/* Takes a watch from the list: the first with a request that is done, or that the caller has ended. */
 static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
@@ -584,10 +584,10 @@ static void context_tell_done(mlfab *ctx) {
          (watch = context_next_watch(ctx)) != NULL) {
     mlfab_result result;
     int done = 0;
-    /* Whoever ended the request meanwhile is not told of it. */
+    /* If the request was ended meanwhile, its function is not called. */
     if (mlfab__request_find(&ctx->node->requests, watch->request) &&
         !mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
-      context_take_error(ctx); /* for the function; the thread's own comes back */
+      context_take_error(ctx); /* for the function; the thread's own error comes back */
       pthread_mutex_unlock(&ctx->lock);
       context_told = ctx;
       watch->fn(watch->user, watch->request, &result);
@@ -627,7 +627,7 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
   return code;
 }
 
-/* closed: whether the context was closed when the wait began; the wait ends when that changes. */
+/* closed: 1 if the context was closed when the wait began; the wait ends when that changes. */
 static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
                          int closed) {
   uint64_t idle_since = 0;
@@ -671,21 +671,21 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
-/* How many updates have not ended. */
+/* Returns the number of updates that have not ended. */
 static uint32_t context_unfinished(const mlfab *ctx, uint32_t *server_p) {
   const mlfab__parts *parts = ctx->node->parts;
   return parts->push ? parts->push->unfinished(parts, server_p) : 0;
 }
 
-/* 1 when something is under way that the thread has to drive. */
+/* Returns 1 if work is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return node->requests.open > 0 || context_unfinished(ctx, NULL) > 0 || mlfab__roles_serve(node);
 }
 
-/* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
- * moment. While calls follow each other closely (`called`: they did the last time), a signal after each would cost
- * more than the call, so the thread wakes by itself at times. 1: calls did drive. */
+/* Stays aside while other threads drive. If work is under way, the thread comes back after a moment in which no call
+ * drove. While calls follow each other closely (`called`: they did the last time), it wakes by itself at times: a
+ * signal after each call would cost more than the call. Returns 1 if calls did drive. */
 static int context_step_aside(mlfab *ctx, int called) {
   uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
   ctx->thread_is = MLFAB__THREAD_ASIDE;
@@ -720,7 +720,7 @@ static void *context_thread(void *argument) {
     } else if (context_pump_and_tell(ctx)) {
       idle_since = 0;
     } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
-      /* More may come soon: poll again before sleeping, and give up the lock meanwhile. */
+      /* More events may come soon: poll again before sleeping, and give up the lock meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;
       pthread_mutex_unlock(&ctx->lock);
       pthread_mutex_lock(&ctx->lock);
@@ -757,8 +757,8 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   return ctx->now_ns;
 }
 
-/* Decides who drives what is left: the caller, while it calls again and again and so drives itself (two threads would
- * only wake each other), else the thread. */
+/* Decides who drives the remaining work. It is the caller while it calls again and again and so drives itself: two
+ * threads would only wake each other. Else it is the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_take_error(ctx);
   context_tell_done(ctx);
@@ -847,7 +847,7 @@ static void context_free(mlfab *ctx) {
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
-  while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
+  while (ctx->memories && !ctx->arena_runs) { /* 1 here only in a forked child */
     mlfab__context_memory *memory = ctx->memories;
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
@@ -994,15 +994,15 @@ static int context_test_served(mlfab *ctx, void *what) {
 static int context_test_silent(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->parting) return 0; /* peers still need something of this node */
-  /* A goodbye is not sent or not acknowledged. */
+  /* A goodbye is still to be sent or acknowledged. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
     if (ctx->node->links[i].closing) return 0;
   }
   return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
 }
 
-/* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be
- * half changed: the child then frees nothing, and the system frees it when the child ends. */
+/* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be half
+ * changed. The child then leaves it to the system, which frees it at the end of the child. */
 static int context_disown(mlfab **ctx_p) {
   mlfab *ctx = *ctx_p;
   *ctx_p = NULL;
@@ -1021,8 +1021,8 @@ static void context_drain(mlfab *ctx) {
   }
 }
 
-/* Goes from OPEN to CLOSED, waits until this thread is alone inside, and keeps the lock. In a forked child it frees
- * what it can, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
+/* Goes from OPEN to CLOSED, waits until this thread is alone inside, and keeps the lock. In a forked child it frees as
+ * much as possible, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
 static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   *closed_p = NULL;
@@ -1059,7 +1059,7 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__context_now(ctx);
   if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
-    /* The other workers need the shard that is here until they have left. */
+    /* The other workers need this node's shard until they have left. */
     mlfab__node_stop_working(node, now);
     context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
   }
@@ -1067,7 +1067,7 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
     now = mlfab__context_now(ctx);
     mlfab_node_leave(node, now);
-    /* One heartbeat for what peers still need, and one for the goodbye. */
+    /* One heartbeat for peers that still need this node, and one for the goodbye. */
     context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
   }
   context_end(ctx);
@@ -1108,7 +1108,7 @@ static int context_test_let_go(mlfab *ctx, void *what) {
   return context_keeps(ctx, NULL, 0) == 0;
 }
 
-/* The timeout of a wait has passed: says what the request still waits for. Returns TIMEOUT. */
+/* Called when the timeout of a wait has passed: the error names the peer that the request awaits. Returns TIMEOUT. */
 static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
@@ -1151,8 +1151,8 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   return result.status;
 }
 
-/* Carries out the actions of a call. A sleeping thread would not notice the events that they cause in a transport, so
- * this call pumps; so does one in CONTEXT_PUMP_EVERY calls while the thread stays aside. */
+/* Carries out the actions of a call. A sleeping thread would not notice the events that these cause in a transport, so
+ * this call pumps. While the thread stays aside, one of CONTEXT_PUMP_EVERY calls pumps, too. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
   int moved = context_actions(ctx, ctx->now_ns);
   int turn = ctx->parked && ctx->calls % CONTEXT_PUMP_EVERY == 0;
@@ -1163,7 +1163,7 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
   mlfab__context_enter(ctx);
-  /* Without a thread that drives, the call that polls has to. */
+  /* If no thread drives, the polling call has to drive. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) code = context_test(ctx, request, done_p, result_p);
@@ -1181,7 +1181,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
   return code;
 }
 
-/* The error with which a node has ended by itself. */
+/* Reports the error with which a node has ended by itself. */
 static int context_crashed(mlfab *ctx) {
   ctx->node->requests.last = ctx->node->failure;
   return ctx->node->failure.code;
@@ -1237,13 +1237,13 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   return code;
 }
 
-/* 1 when something has moved since. */
+/* Returns 1 if a pump has moved anything since. */
 static int context_test_moved(mlfab *ctx, void *what) {
   const uint64_t *before = what;
   return ctx->moves != *before;
 }
 
-/* Empties the descriptor: this call handles what it told. */
+/* Empties the descriptor: this call handles the news. */
 static void context_untell(mlfab *ctx) {
   uint64_t count;
   if (ctx->fd < 0) return;
@@ -1394,7 +1394,7 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   if (ctx && error_p && context_is_child(ctx)) {
     MLFAB__FAIL(
         error_p, MLFAB_ERR_STATE,
-        "this process was forked from the one that opened the context: it can only close it");
+        "this process is a fork of the process that opened the context: it can only close it");
     return 0;
   }
   CONTEXT_CHECK(ctx);

@@ -1,20 +1,19 @@
 /* context.h - a context, for the files of this group.
  *
- * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
- * carries out; calls_*.c those of optional groups; telemetry.c writes log, metrics and trace; shared.c collectives in memory that workers of one host share. How
- * threads wait for each other: context.c.
+ * context.c has the lock, the thread, the transports, opening, closing and waiting. It describes how threads wait for
+ * each other. disk.c carries out file operations. submit.c has the calls of a node; calls_*.c the calls of optional
+ * groups. telemetry.c writes log, metrics and trace. shared.c has collectives in memory that workers of one host share.
  *
  * Closing while other threads are in calls. The states of a context:
  *
  *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --no other thread is inside--> LEAVING --all is sent--> freed
  *
- * Invariants. (1) `inside` counts the threads between enter and leave, `at_door` those that wait for the lock in enter. A call
- * that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node returns
- * MLFAB_ERR_CLOSED), and waits end (mlfab__context_until, the pause of the arena): the waiting call cancels its
- * request, as mlfab_cancel does, so that nothing touches its caller's memory any more, and returns MLFAB_ERR_CLOSED.
- * (3) The closing thread says goodbye when it is alone inside, and frees when it is alone once more: threads that
- * came meanwhile got CLOSED. The progress thread is not counted; the closing thread ends it before. In a simulation
- * all
+ * Invariants. (1) `inside` counts the threads between enter and leave; `at_door` the threads that wait for the lock in
+ * enter. A call that gives up the lock for a while (save) stays inside. (2) From CLOSED on new calls fail (the node
+ * returns MLFAB_ERR_CLOSED), and waits end (mlfab__context_until, the pause of the arena). A waiting call cancels its
+ * request, as mlfab_cancel does, and so ends all access to its caller's memory. It returns MLFAB_ERR_CLOSED.
+ * (3) The closing thread says goodbye when it is alone inside, and frees when it is alone once more: threads that came
+ * meanwhile got CLOSED. The progress thread is not counted; the closing thread ends it first. In a simulation all
  * contexts are in one thread, and the closing call waits for nobody. */
 #ifndef MLFAB__CONTEXT_H
 #define MLFAB__CONTEXT_H
@@ -28,14 +27,14 @@
 /* A link's number: the transport's own number in 24 bits, and above it the transport's place in the array. */
 enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 
-/* A transport that a context is to open. */
+/* A transport for a context to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
   const char *listen;  /* "": the transport chooses */
   int publish;         /* 1: peers get its address */
-  int spare;           /* 1: if it cannot be opened, the others do */
+  int spare;           /* 1: if it cannot be opened, the others suffice */
   uint32_t neighbours; /* as in mlfab_transport_options */
-  /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
+  /* For a transport that reaches nodes of this host: memory that they may map, and collectives in it. Or NULL. */
   const struct mlfab__context_areas *areas;
   const struct mlfab__shm_coll_table *shm_coll;
 } mlfab__context_choice;
@@ -46,12 +45,12 @@ typedef struct mlfab__context_transport {
   uint32_t links; /* that are up */
 } mlfab__context_transport;
 
-/* Memory that other processes of the host may map: core/open/areas.c, where views or collectives are compiled in. */
+/* Memory that other processes of the host may map: core/open/areas.c, if views or collectives are compiled in. */
 typedef struct mlfab__context_areas {
   /* open: ctx->memory. Errors: MEMORY. close: frees it, and all that is in it. */
   int (*open)(mlfab *ctx);
   void (*close)(mlfab *ctx);
-  /* There is a node, and nothing has moved: gives its roles the memory. */
+  /* Gives the roles of the new node the memory, before the first pump. */
   void (*share)(mlfab *ctx);
   /* Zeroed bytes; NULL: use ordinary memory. */
   void *(*alloc)(mlfab *ctx, uint64_t bytes);
@@ -61,67 +60,67 @@ typedef struct mlfab__context_areas {
 typedef struct mlfab__context_turn
     mlfab__context_turn; /* shared.c: a call that may use the arena */
 
-/* Functions on memory that workers of one host share (the arena): in shared.c, where collectives are compiled in. */
+/* Functions on memory that workers of one host share (the arena): in shared.c, if collectives are compiled in. */
 typedef struct mlfab__context_sharing {
-  /* Makes the arena, and has the next MEMBERSHIP announce it. 1: made. destroy frees it. */
+  /* make: makes the arena, which the next MEMBERSHIP then announces. Returns 1 if made. destroy: frees it. */
   int (*make)(mlfab *ctx);
   void (*destroy)(mlfab *ctx);
-  /* Maps the memory of the other workers when the communicator has asked for it, unless a thread is in a call of the
-   * arena. 1: the node has something to send. */
+  /* Maps the memory of the other workers if the communicator has asked for it and no thread is in a call of the arena.
+   * Returns 1 if the node has frames to send. */
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
 /* File operations in a thread of their own: disk.c. */
 typedef struct mlfab__context_files {
-  /* Begins the operation of an action, as mlfab__disk_begin; the first one makes ctx->disk. */
+  /* Begins the operation of an action, as mlfab__disk_begin; the first call makes ctx->disk. */
   int (*begin)(mlfab *ctx, const mlfab_action *action);
-  /* If there is a disk: hands ended operations to the node. 1: there were some. */
+  /* If there is a disk: hands ended operations to the node. Returns 1 if there were any. */
   int (*events)(mlfab *ctx, uint64_t now);
-  /* 1: operations run and none has ended; 2: one has ended; 0: there are none. */
+  /* Returns 1: operations run and none has ended; 2: one has ended; 0: there are none. */
   int (*waits)(const mlfab *ctx);
   void (*close)(mlfab *ctx, int child);
 } mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
 
-/* Functions that write a context's log, metrics and trace: telemetry.c. Each does nothing where the configuration asks
- * for none of them. */
+/* Functions that write a context's log, metrics and trace: telemetry.c. They have no effect if the configuration asks
+ * for none of these. */
 typedef struct mlfab__context_observer {
-  /* Before transports and node. Takes what it does from *config. Errors: CONFIG, MEMORY. */
+  /* Called before transports and node. Takes its settings out of *config. Errors: CONFIG, MEMORY. */
   int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
-  /* There is a node, and nothing has moved. Errors: UNSUPPORTED, MEMORY. */
+  /* Called for the new node, before the first pump. Errors: UNSUPPORTED, MEMORY. */
   int (*attach)(mlfab *ctx, mlfab_error *error);
-  /* The context is open. Errors: IO. */
+  /* Called when the context is open. Errors: IO. */
   int (*start)(mlfab *ctx, mlfab_error *error);
-  /* The node is still there: without the lock. free: everything is gone. child: in a forked child. */
+  /* stop: called without the lock, while the node is still there. free: all else is gone. child: in a forked child. */
   void (*stop)(mlfab *ctx, int child);
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_observer;
 
 /* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
 typedef struct mlfab__context_stager {
-  /* Takes a call over that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result is
-   * that of mlfab__node_submit. A call without a request may have to wait. */
+  /* Takes over a call that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result
+   * is as of mlfab__node_submit. A call without a request may have to wait. */
   int (*begin)(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
                int *taken_p);
   /* Waits until all calls have begun. Errors: STATE (in a function of mlfab_on_done), TIMEOUT, CLOSED. */
   int (*settle)(mlfab *ctx);
   /* 1: something moved. */
   int (*move)(mlfab *ctx);
-  /* Copies are under way. Nobody is told when they end: look again. */
+  /* Are copies under way? Their end is not reported: look again. */
   int (*copies)(const mlfab *ctx);
-  /* 1: the request is one of its own, and is withdrawn. */
+  /* Returns 1 if the request is its own, and is withdrawn. */
   int (*cancel)(mlfab *ctx, mlfab_request request);
-  /* A request of its own gets the blame of the call that it has begun. */
+  /* Gives a request of its own the blame of the call that it has begun. */
   void (*blame)(mlfab *ctx, mlfab_request request);
-  /* How many updates have not ended. */
+  /* Returns the number of updates that have not ended. */
   uint32_t (*updates)(const mlfab *ctx);
-  /* ARGUMENT, DEVICE: memory that a function without staging does not take. `what` names it. */
+  /* Refuses device memory for a function without staging: ARGUMENT, DEVICE; else 0. `what` names the memory. */
   int (*refuse)(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
                 mlfab_error *error);
   /* The device that is attached, or NULL. */
   const mlfab_device *(*device)(const mlfab *ctx, void **self_p);
-  /* Nodes and transports are closed. */
+  /* Called when nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
 
@@ -140,7 +139,7 @@ typedef struct mlfab__context_memory { /* of mlfab_alloc */
   int shared;
 } mlfab__context_memory;
 
-/* What the progress thread does; context.c has the table. */
+/* States of the progress thread; context.c has the table. */
 enum mlfab__context_thread {
   MLFAB__THREAD_NONE,
   MLFAB__THREAD_DRIVES,
@@ -153,7 +152,7 @@ enum mlfab__context_thread {
 struct mlfab {
   mlfab_node *node;
   int from_env;    /* opened by mlfab_open_env */
-  uint32_t forks;  /* of the process that opened it: others are its children */
+  uint32_t forks;  /* forks of the process that opened it: another number means a child of it */
   uint64_t number; /* of this process, from 1 */
   mlfab__env env;
   mlfab_env hooks; /* complete; for transports */
@@ -165,13 +164,13 @@ struct mlfab {
   struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;
-  int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
+  int parked; /* callers drive: the thread stays aside, or goes aside at its next look */
   int stop;
   uint32_t inside;          /* threads between enter and leave */
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
   int brisk;                /* calls follow each other closely */
-  uint32_t log_level;       /* the largest that a log takes; 0: there is none */
+  uint32_t log_level;       /* the largest level that a log takes; 0: no log */
   uint64_t opened_ns;       /* on the clock */
   uint64_t left_ns;         /* about when the last call ended */
   uint64_t calls;           /* calls that have ended */
@@ -184,12 +183,12 @@ struct mlfab {
   uint64_t moves;       /* pumps that moved something */
   uint32_t idle_looks;  /* pumps in a row that moved nothing */
   uint32_t quiet_looks; /* pumps since all transports without links were polled */
-  uint64_t now_ns;      /* the clock when it was last read */
+  uint64_t now_ns;      /* the time when the clock was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
+  uint64_t measure_ns; /* time of the next measurement of transports; MLFAB__NEVER: never */
   int fd;              /* of mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
-  void (*freed)(mlfab *ctx, int child); /* NULL, or called when the context is freed */
+  void (*freed)(mlfab *ctx, int child); /* called when the context is freed; or NULL */
   int report;                           /* the pipe that `freed` writes to ... */
   char place[8];                        /* ... and the place that it writes there */
   uint64_t moves_told;                  /* moves when mlfab_progress last returned */
@@ -237,22 +236,22 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* Calls the first of these addresses that a transport reaches, and on failure the others. As mlfab_transport.connect. */
 MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token);
-/* UP or DOWN of a transport: 1 if the node is not to be told, because another address is called. */
+/* Takes UP or DOWN of a transport. Returns 1 if the node must not see it, because another address is called. */
 MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event);
 MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx);
 
-/* Moves events and actions that can move now. 1: something moved. */
+/* Moves events and actions that can move now. Returns 1 if any moved. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
-/* 1 inside a function of mlfab_on_done, which must not wait: sets the error. */
+/* Returns 1, and sets the error, inside a function of mlfab_on_done, which must not wait. */
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
-/* With the lock: adds what hinders this process's connections to the error of a call that has waited in vain. */
+/* With the lock: a call has waited in vain; adds to its error the obstacle to this process's connections. */
 MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* Makes the descriptor of mlfab_fd readable. */
 MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx);
-/* The condition that a waiter waits for: not 0 when it holds. */
+/* The condition that a waiter awaits: nonzero if it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
 /* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
  * Gives up the lock at times. */
@@ -265,26 +264,26 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
                                          mlfab_result *result_p);
 /* Ends a request, as mlfab_cancel. */
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
-/* Begins a call: as mlfab__node_submit, but where a device is attached its buffers may be in device memory. */
+/* Begins a call, as mlfab__node_submit. If a device is attached, its buffers may be in device memory. */
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared);
-/* 1 when a request is done and its buffers are the caller's, or when there is no such request. */
+/* Returns 1 if a request is done and its buffers belong to the caller again, or if there is no such request. */
 MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
 /* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
-/* Makes the arena, where that is possible. 1: there is one. Call it before anything may send the first MEMBERSHIP. */
+/* Makes the arena, if that is possible. Returns 1 if there is one. Call it before the first MEMBERSHIP may be sent. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
 /* For a function that was not compiled in: sets the error and returns UNSUPPORTED. `what` names the group and its
  * switch. */
 MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what);
 MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what);
 MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what);
-/* Frees memory of mlfab_alloc that is in no list any more. Shared memory belongs to the arena, which frees it. */
+/* Frees memory of mlfab_alloc that is in no list any more. The arena frees shared memory. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
 
-/* Checks the context before anything is touched. ARGUMENT: it is NULL. STATE: this process is a child of the one that
- * opened it; the lock may be held for ever here, and the connections are the parent's. */
+/* Checks the context before any member is touched. ARGUMENT: it is NULL. STATE: this process is a child of the process
+ * that opened it; the lock may be held for ever here, and the connections belong to the parent. */
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
 
 /* For an argument that is NULL: sets the error "<what> is NULL" and returns ARGUMENT. Takes the lock. */
@@ -296,14 +295,14 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be the one that the call
- * would wait for. */
+/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be just the thread that the
+ * call would wait for. */
 #define CONTEXT_MAY_WAIT(ctx)                                \
   do {                                                       \
     if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
   } while (0)
 
-/* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: one that causes no actions either. */
+/* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: for a call that causes no actions, too. */
 #define CONTEXT_LOOK(ctx, call)                                     \
   CONTEXT_CHECK(ctx);                                               \
   mlfab__context_enter(ctx);                                        \

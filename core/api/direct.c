@@ -1,10 +1,10 @@
 /* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab_device.h).
  *
- * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
- * order of calls, requests, copies by the host: that is staging.c, which asks here (mlfab__context_direct).
+ * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory.
+ * staging.c, which calls this file by mlfab__context_direct, does the order of calls, requests and host copies.
  *
- * An allreduce meets four times. A meeting is a small allreduce in memory of the host: each member writes a record of its own, and
- * zeros elsewhere, so that a member that gives nothing (it has finished) is seen as that. States of a call, and who moves it on:
+ * An allreduce meets four times. A meeting is a small allreduce in host memory. Each member writes a record of its own,
+ * else zeros; a member that has finished only zeros. States of a call:
  *
  *    FENCED --its turn, the stream has come to it--> AGREES --all can, and agree--> CHOSEN --the epoch has room--> REDUCES
  *       |                                              '--one cannot--> STAGED        '--it has none--> STAGED
@@ -13,22 +13,22 @@
  *
  * A reduce-scatter goes from REDUCED to SETTLES, and an allgather or a broadcast from CHOSEN to GATHERS.
  *
- * AGREES, REDUCED, GATHERED and SETTLES are meetings: a communicator's failure or deadline ends them at all members. STAGED: the call
- * goes by the host's memory. From CHOSEN on a member that fails by itself (deadline, cancel) leaves it to staging.c to tell the others
- * (mlfab__comm_forgo). A device that fails is told in the next meeting: all members then end with its rank and its words.
+ * AGREES, REDUCED, GATHERED and SETTLES are meetings: a communicator's failure or deadline ends them at all members.
+ * STAGED: the call goes by the host's memory. From CHOSEN on, if a member fails by itself (deadline, cancel), staging.c
+ * tells the others (mlfab__comm_forgo). The next meeting reports a failed device: all then end with its rank and words.
  *
- * Invariants. (1) A device writes memory of its own worker only: whoever comes late, or has given up, spoils nobody's memory. In
- * REDUCES member i writes part i, which nobody else reads then; in GATHERS it writes the other parts, which nobody reads any more.
- * (2) A call succeeds only when no member had given up when the last one had read: that is what SETTLES is for. A member that gives up
- * in the meeting before it may have its memory overwritten while another one still copies from it; it never meets in SETTLES, so that one fails.
- * (3) All members take the same way: each choice follows from a table that all have, or from the epoch's limit (mlfab__comm_room). A
- * meeting begins at once, in the epoch of the agreement, or not at all. (4) While a call goes on, no call with a number in the
- * communicator begins behind it: its meetings have consecutive numbers. (5) There is an agreement for one epoch at most. (6) At most
- * DIRECT_MAPS mappings; none is closed while this worker's device may use one (`busy`). (7) Nothing here waits for the device.
+ * Invariants. (1) A device writes memory of its own worker only: a member that is late or has given up spoils only its
+ * own. In REDUCES member i writes part i, which nobody else reads then. In GATHERS it writes the other parts, which
+ * nobody reads any more. (2) A call succeeds only if no member had given up by the last read; SETTLES ensures this. If
+ * a member gives up in the meeting before SETTLES, its memory may be overwritten while another still copies from it.
+ * The first never meets in SETTLES, so the second fails. (3) All members take the same way: each choice follows from a
+ * table that all have, or from the epoch's limit (mlfab__comm_room). A meeting begins at once, in the epoch of the
+ * agreement, or not at all. (4) While a call goes on, later calls with a number in the communicator wait: its meetings
+ * have consecutive numbers. (5) An agreement lasts for one epoch at most. (6) At most DIRECT_MAPS mappings; all stay
+ * while this worker's device may use one (`busy`). (7) No code here waits for the device.
  *
- * Bits: those of the host's blocking collectives in shared memory: added in the order of members, by one member each element.
- *
- * Source: reduce-scatter and allgather over directly readable memory, as NCCL's and MVAPICH's for one node; the papers have no devices. */
+ * Bits: as in the host's blocking collectives in shared memory. One member adds an element, in the order of members.
+ * Source: reduce-scatter and allgather over readable memory, as NCCL and MVAPICH on one node; no paper has devices. */
 #include "direct.h"
 
 #include "calls_coll.h"
@@ -38,8 +38,8 @@
 enum {
   DIRECT_MOST = MLFAB_DEVICE_SHARE_MOST, /* members */
   DIRECT_MAPS = 64,
-  DIRECT_LEAST = 1 << 20, /* bytes, unless the caller says otherwise */
-  DIRECT_GRAIN = 64,      /* elements: parts begin at multiples */
+  DIRECT_LEAST = 1 << 20, /* bytes, if the caller gives no other number */
+  DIRECT_GRAIN = 64,      /* elements: parts begin at multiples of it */
   DIRECT_RECORD = 20,     /* words of a record of a meeting */
   DIRECT_TEXT = (DIRECT_RECORD - 1) * 8,
   DIRECT_OFFER = 6,         /* words of a record of mlfab_device_share */
@@ -60,7 +60,7 @@ enum direct_state {
   DIRECT_IS_STAGED
 };
 
-/* Memory of another worker, as this one's device sees it. */
+/* Memory of another worker, as this worker's device sees it. */
 typedef struct direct_map {
   int32_t rank;
   uint8_t handle[MLFAB_DEVICE_HANDLE];
@@ -75,8 +75,8 @@ struct mlfab__direct {
   uint32_t ranks[DIRECT_MOST];
   uint64_t least;
   uint64_t calls; /* so far */
-  uint32_t busy;  /* marks that are not reached, of calls that were left */
-  int lost;       /* the device may use mappings, and nobody will know when that ends */
+  uint32_t busy;  /* number of marks not reached yet, of calls that were left */
+  int lost;       /* the device may use mappings, for an unknown time */
   direct_map maps[DIRECT_MAPS];
 };
 
@@ -89,7 +89,7 @@ typedef struct direct_record {
 } direct_record;
 _Static_assert(sizeof(direct_record) == DIRECT_RECORD * 8, "a record has no holes");
 
-/* In REDUCED and GATHERED: how the member did, and its device's words. */
+/* In REDUCED and GATHERED: the member's result, and its device's words. */
 enum { DIRECT_DID = 1, DIRECT_FAILED = 2 };
 
 struct mlfab__direct_call {
@@ -113,7 +113,7 @@ struct mlfab__direct_call {
 
 typedef struct mlfab__direct_call direct_call;
 
-/* What a kind of call does, in this order. */
+/* The steps of a kind of call: reduces, then gathers. */
 static int direct_reduces(const mlfab_call *call) {
   return call->kind == MLFAB_CALL_ALLREDUCE || call->kind == MLFAB_CALL_REDUCE_SCATTER;
 }
@@ -135,7 +135,7 @@ static uint32_t direct_width(const mlfab_call *call) {
   return bytes ? 1 : mlfab__element_bytes(call->dtype);
 }
 
-/* Elements of all buffers; 0 where the call is not what it should be. */
+/* Returns the number of elements of all buffers; 0 if the call does not fit. */
 static uint64_t direct_count(const mlfab *ctx, const mlfab_call *call) {
   uint64_t count = 0;
   if (call->kind == MLFAB_CALL_BROADCAST) return call->count;
@@ -173,14 +173,14 @@ static void direct_unmap(mlfab *ctx, direct_map *map) {
   memset(map, 0, sizeof *map);
 }
 
-/* All mappings, unless the device may use some. */
+/* Closes all mappings, if the device cannot use any. */
 static void direct_release(mlfab *ctx) {
   direct_agreement *d = ctx->shares;
   if (d->busy || d->lost) return;
   for (uint32_t i = 0; i < DIRECT_MAPS; i++) direct_unmap(ctx, &d->maps[i]);
 }
 
-/* The memory of a member, mapped in this call or before. The number of an error. */
+/* Finds the memory of a member, mapped in this call or before. Returns the number of an error, or 0. */
 static int direct_find(mlfab *ctx, int32_t rank, const uint8_t *handle, const direct_map **map_p) {
   direct_agreement *d = ctx->shares;
   direct_map *best = &d->maps[0];
@@ -196,7 +196,7 @@ static int direct_find(mlfab *ctx, int32_t rank, const uint8_t *handle, const di
     }
     if (!map->at || (best->at && map->used < best->used)) best = map;
   }
-  direct_unmap(ctx, best); /* of an earlier call: this one has fewer members */
+  direct_unmap(ctx, best); /* of an earlier call: this call has fewer members */
   int number = device->map(self, handle, &at, &bytes);
   if (number) return number;
   *best = (direct_map){.rank = rank, .at = at, .bytes = bytes, .used = d->calls};
@@ -212,7 +212,7 @@ static void direct_drop(mlfab *ctx, void **mark) {
   *mark = NULL;
 }
 
-/* This worker's part of the call has failed; the first failure counts. */
+/* Notes that this worker's part of the call has failed; the first failure counts. */
 static void direct_failed_because(direct_call *c, const char *text) {
   if (c->failed) return;
   c->failed = 1;
@@ -253,7 +253,7 @@ static int direct_reached(mlfab *ctx, direct_call *c, const char *what) {
 
 /* --- meetings --- */
 
-/* Who has which part: the block of a rank, what the root has, or as even as possible. */
+/* Assigns the parts: the block of each rank, all to the root, or as even as possible. */
 static void direct_plan(const direct_agreement *d, direct_call *c) {
   const mlfab_call *call = c->call;
   uint64_t even = (c->count + d->members - 1) / d->members;
@@ -315,14 +315,14 @@ static void direct_say(const direct_agreement *d, direct_call *c, const void *re
   memcpy(&c->words[d->me * DIRECT_RECORD], record, DIRECT_RECORD * sizeof *c->words);
 }
 
-/* How this worker did. */
+/* Writes this worker's result into its record. */
 static void direct_say_status(const direct_agreement *d, direct_call *c) {
   int64_t record[DIRECT_RECORD] = {c->failed ? DIRECT_FAILED : DIRECT_DID};
   if (c->failed) memcpy(record + 1, c->text, sizeof c->text);
   direct_say(d, c, record);
 }
 
-/* The meeting is over: 0, or its error. */
+/* Ends a meeting that is over. Returns 0, or its error. */
 static int direct_has_met(mlfab *ctx, mlfab_request *meeting) {
   mlfab_result result;
   int done = 0;
@@ -332,11 +332,11 @@ static int direct_has_met(mlfab *ctx, mlfab_request *meeting) {
   return code ? code : result.status;
 }
 
-/* The epoch is over, and what was to be done in it: the code of why. */
+/* Gives the error for a call after the end of its epoch. Returns its code. */
 static int direct_is_void(mlfab *ctx, mlfab_error *error) {
   mlfab__comm *comm = ctx->node->parts->comm;
   if (mlfab__comm_owed(comm, error)) return error->code;
-  if (comm->phase != MLFAB__COMM_IN && comm->verdict.code) { /* that of this epoch */
+  if (comm->phase != MLFAB__COMM_IN && comm->verdict.code) { /* the verdict on this epoch */
     *error = comm->verdict;
     return error->code;
   }
@@ -358,7 +358,7 @@ static int direct_meet_next(mlfab *ctx, direct_call *c, enum direct_state state,
   return MLFAB__DIRECT_FAILED;
 }
 
-/* Did all members do their part? 0, or the error that all of them get; then there is no agreement any more. */
+/* Did all members do their part? Returns 0, or the error that all of them get; the agreement ends then. */
 static int direct_judge(mlfab *ctx, const direct_call *c, mlfab_error *error) {
   direct_agreement *d = ctx->shares;
   for (uint32_t m = 0; m < d->members; m++) {
@@ -376,7 +376,7 @@ static int direct_judge(mlfab *ctx, const direct_call *c, mlfab_error *error) {
 
 /* --- steps of a call --- */
 
-/* 1: the call's only buffer is device memory that others can read; then the record has its handle. */
+/* Returns 1 if the call's only buffer is device memory that others can read; the record then has its handle. */
 static int direct_offer(mlfab *ctx, direct_call *c, direct_record *record) {
   const direct_agreement *d = ctx->shares;
   const mlfab_collective *o = c->call->options;
@@ -395,7 +395,7 @@ static int direct_offer(mlfab *ctx, direct_call *c, direct_record *record) {
   return device->share(self, c->at, record->bytes, record->handle, &record->offset) == 0;
 }
 
-/* What must be the same in all members' calls. */
+/* A hash of all that must be equal in the members' calls. */
 static int64_t direct_signature(const mlfab *ctx, const direct_call *c) {
   const mlfab_call *call = c->call;
   const mlfab_collective *o = call->options;
@@ -433,7 +433,7 @@ static int direct_open(mlfab *ctx, direct_call *c, mlfab_error *error) {
   return MLFAB__DIRECT_FAILED;
 }
 
-/* All can, and their calls are the same. Where these differ, the communicator finds that out by the host's way. */
+/* Can all members share, and are their calls equal? If they differ, the communicator detects it by the host's way. */
 static int direct_agreed(const direct_agreement *d, const direct_call *c) {
   direct_record first, other;
   memcpy(&first, c->words, sizeof first);
@@ -524,7 +524,7 @@ static int direct_choose(mlfab *ctx, direct_call *c) {
   return MLFAB__DIRECT_MOVED;
 }
 
-/* A meeting has ended: the next state. */
+/* Goes to the next state when a meeting has ended. */
 static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
   mlfab__comm *comm = ctx->node->parts->comm;
   const direct_agreement *d = ctx->shares;
@@ -555,7 +555,7 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
   }
 }
 
-/* 1: the stream has come to the call. */
+/* Returns 1 if the stream has come to the call. */
 static int direct_sees_fence(mlfab *ctx, direct_call *c) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
@@ -603,9 +603,9 @@ static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inne
   return told;
 }
 
-/* --- what staging.c asks besides --- */
+/* --- other functions for staging.c --- */
 
-/* Are the root, and all that have a block, members? */
+/* Are the root, and all ranks with a block, members? */
 static int direct_is_among(const mlfab *ctx, const direct_agreement *d, const mlfab_call *call) {
   uint64_t blocks = 0, root = 0;
   for (uint32_t m = 0; m < d->members; m++) {
@@ -616,7 +616,7 @@ static int direct_is_among(const mlfab *ctx, const direct_agreement *d, const ml
   return call->kind == MLFAB_CALL_ALLREDUCE || blocks == direct_count(ctx, call);
 }
 
-/* A collective that all members would make in the same way: what is asked here is part of the call on all of them. */
+/* Would all members make this collective in the same way? The tests use only properties that are equal on all. */
 static int direct_wants(const mlfab *ctx, const mlfab_call *call) {
   const direct_agreement *d = ctx->shares;
   const mlfab__comm *comm = ctx->node->parts->comm;
@@ -654,7 +654,7 @@ static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t de
 static int direct_fenced(const direct_call *c) { return c->ready && c->state != DIRECT_IS_STAGED; }
 
 static const char *direct_why(const direct_call *c) {
-  if (!c->ready) return "what was given to the device's stream before is not over";
+  if (!c->ready) return "earlier work on the device's stream is not over";
   if (c->state == DIRECT_FENCED) return "earlier calls have not begun";
   if (c->state == DIRECT_IS_STAGED) return "there is no room for it in staging memory";
   return c->mark ? "the device is not done with other workers' memory"
@@ -722,8 +722,8 @@ typedef struct mlfab__direct_host direct_host;
 enum { DIRECT_SHARES = 1, DIRECT_SHARES_NOT, DIRECT_IS_BUSY };
 _Static_assert(sizeof(direct_host) == DIRECT_OFFER * 8, "a record has no holes");
 
-/* Why this worker cannot share with those of the list, or NULL. *rank_p: because of that one. *busy_p: the first whose device
- * may use memory of others still, or stays. */
+/* Returns the reason why this worker cannot share with the workers of the list, or NULL. *rank_p: the worker that
+ * causes it. *busy_p: the first worker with a device that may still use others' memory, or unchanged. */
 static const char *direct_compare(const mlfab *ctx, const direct_host *list, uint32_t *rank_p,
                                   int32_t *busy_p) {
   const direct_host *own = &list[ctx->node->config.rank];
@@ -749,7 +749,7 @@ static const char *direct_compare(const mlfab *ctx, const direct_host *list, uin
   return why || count <= DIRECT_MOST ? why : "is one of more workers than can share";
 }
 
-/* Fills in what this worker says of itself. */
+/* Fills in this worker's own record. */
 static void direct_describe(mlfab *ctx, uint64_t least, direct_host *own) {
   const direct_agreement *d = ctx->shares;
   void *self;
@@ -783,7 +783,7 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
   return code;
 }
 
-/* The second meeting counts who agrees. It is in the epoch of the first, which has moved its base when it has ended since. */
+/* The second meeting, in the epoch of the first, counts the workers that agree. After the epoch its base has moved. */
 static int direct_share_count(mlfab *ctx, mlfab__direct_share *a) {
   const mlfab__comm *comm = ctx->node->parts->comm;
   direct_agreement *d = ctx->shares;
@@ -849,7 +849,7 @@ MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, 
   return code;
 }
 
-/* What has to be right before anything is said to others. */
+/* Checks the conditions before any message to others. */
 static int direct_share_check(mlfab *ctx, const int *shared_p) {
   mlfab_error *last = &ctx->node->requests.last;
   if (ctx->closed) return mlfab__context_in_vain(ctx, 0);

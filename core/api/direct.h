@@ -7,16 +7,16 @@
 
 struct mlfab__direct_host;
 
-/* mlfab_device_share in steps: begin, then poll until it returns 1, then end, which tells how it went. All need the lock. */
+/* mlfab_device_share in steps: begin, poll until it returns 1, then end, which gives the result. All need the lock. */
 typedef struct mlfab__direct_share {
   enum { MLFAB__SHARE_LISTS, MLFAB__SHARE_LOOKS, MLFAB__SHARE_COUNTS, MLFAB__SHARE_OVER } state;
   int code;
   uint64_t timeout_ns;
-  struct mlfab__direct_host *list; /* by rank: the first meeting's words */
-  int64_t agree;                   /* the second's */
+  struct mlfab__direct_host *list; /* by rank: words of the first meeting */
+  int64_t agree;                   /* word of the second meeting */
   mlfab_request request;           /* of a meeting under way */
   uint64_t serial;                 /* of the first meeting's call */
-  int32_t busy;                    /* the worker whose device may use others' memory still */
+  int32_t busy;                    /* the worker with a device that may still use others' memory */
   uint32_t epoch;
 } mlfab__direct_share;
 

@@ -15,7 +15,7 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
-/* O_EXCL follows no link either. */
+/* O_EXCL follows no link, either. */
 MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   int fd = open(path, flags, 0666);
@@ -64,8 +64,7 @@ static int disk_sync_dir(void *user, const char *path) {
   if (fd < 0) return -errno;
   int code = fsync(fd) ? -errno : 0;
   close(fd);
-  /* A file system whose directories cannot be synced (CIFS, some FUSE).
-   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
+  /* A file system that cannot sync directories (CIFS, some FUSE). Linux gives EOPNOTSUPP the number of ENOTSUP. */
   return code == -EINVAL || code == -ENOTSUP ? 0 : code;
 }
 
@@ -151,7 +150,7 @@ static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
   return code == -EINTR ? 0 : code;
 }
 
-/* Makes what was written durable, and only then gives it its name. */
+/* Makes the written file durable, and only then gives it its name. */
 static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
   char dir[MLFAB__DISK_PATH];
   int code = 0;
@@ -421,7 +420,7 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
 
 /* --- of a context --- */
 
-/* In the disk's thread: a file operation has ended. */
+/* Called in the disk's thread when a file operation has ended. */
 static void disk_ended(void *self) {
   mlfab *ctx = self;
   pthread_mutex_lock(&ctx->lock);

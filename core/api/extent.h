@@ -1,11 +1,11 @@
-/* extent.h - the buffers of a call, for those who visit them. */
+/* extent.h - the buffers of a call, for code that visits them. */
 #ifndef MLFAB__EXTENT_H
 #define MLFAB__EXTENT_H
 
 #include "calls.h"
 
-/* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches, and
- * has written the second when it has succeeded. */
+/* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches;
+ * after success it has written the second. */
 typedef struct mlfab__extent {
   const void *at;
   uint64_t bytes;

@@ -1,4 +1,4 @@
-/* key_source.c - where the fabric's key comes from: a function, a file, or a text. See key_source.h. */
+/* key_source.c - gets the fabric's key from a function, a file, or a text. See key_source.h. */
 #include "key_source.h"
 
 #include "../base/env.h"
@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. Root may give the key to a group, as in a volume of secrets. */
+/* Returns NULL, or why this file keeps no secret. Root may give the key to a group, as in a volume of secrets. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
   int roots = info->st_uid == 0;
@@ -33,7 +33,7 @@ static ssize_t key_read(int fd, char *text, size_t room) {
   return (ssize_t)n;
 }
 
-/* One or two lines become a text with a comma. */
+/* Makes a text with a comma of one or two lines. */
 static int key_lines(mlfab_config *c, char *text, size_t n, mlfab_error *error) {
   if (n >= sizeof c->key || memchr(text, 0, n))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
@@ -79,7 +79,7 @@ static int key_from_function(mlfab_config *c, mlfab_error *error) {
                    : MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: key_from gave no key");
 }
 
-/* A simulation stays the same for a seed. */
+/* Draws entropy; a simulation stays the same for a seed. */
 static int key_entropy(mlfab_config *c, mlfab_error *error) {
   if (c->transport && c->transport->caps & MLFAB_CAP_VIRTUAL) return 0;
   int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);

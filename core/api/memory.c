@@ -1,4 +1,4 @@
-/* memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
+/* memory.c - mlfab_alloc: memory that other processes of the host can read in place, if possible. */
 #include "context.h"
 
 static int memory_rests(mlfab *ctx, void *what) {
@@ -8,7 +8,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
-  (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
+  (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP announces it */
   if (ctx->memory) memory->at = ctx->areas->alloc(ctx, memory->bytes);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {

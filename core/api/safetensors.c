@@ -4,7 +4,7 @@
  * data. The reader takes any JSON object whose values have these members, in any order, and skips other members. The
  * text of the header comes from outside: `end` bounds every step, and nesting is bounded.
  *
- * Names are compared as they stand in the file: a name that is written with an escape matches no name. */
+ * Names are compared as they stand in the file: a name with an escape never matches. */
 #include "../kernels/kernels.h"
 #include "../worker/worker.h"
 #include "context.h"
@@ -30,7 +30,7 @@ typedef struct safetensors_entry {
   char dtype[8];
   uint64_t count; /* the product of its shape */
   uint64_t begin, end;
-  int members; /* bits of what was found */
+  int members; /* bits of the members found */
 } safetensors_entry;
 
 /* --- JSON --- */
@@ -40,7 +40,7 @@ static void safetensors_blanks(safetensors_text *t) {
     t->at++;
 }
 
-/* 1 when this character comes next; it is taken. */
+/* If this character comes next, takes it and returns 1. */
 static int safetensors_take(safetensors_text *t, char c) {
   safetensors_blanks(t);
   if (t->at == t->end || *t->at != c) return 0;
@@ -48,7 +48,7 @@ static int safetensors_take(safetensors_text *t, char c) {
   return 1;
 }
 
-/* A string: its characters between the quotes. */
+/* Reads a string: its characters between the quotes. */
 static int safetensors_string(safetensors_text *t, const char **text_p, size_t *bytes_p) {
   if (!safetensors_take(t, '"')) return 0;
   *text_p = t->at;
@@ -71,7 +71,7 @@ static int safetensors_number(safetensors_text *t, uint64_t *x_p) {
   return digits > 0;
 }
 
-/* Any value. Brackets outside of strings are counted: `depth` is below the bound. */
+/* Skips any value. It counts brackets outside of strings: `depth` is below the bound. */
 static int safetensors_skip(safetensors_text *t) {
   const char *text;
   size_t bytes;
@@ -95,7 +95,7 @@ static int safetensors_skip(safetensors_text *t) {
   return 1;
 }
 
-/* A list of numbers: their product (of none: 1), and the last two. */
+/* Reads a list of numbers: their product (of an empty list: 1), and the last two. */
 static int safetensors_numbers(safetensors_text *t, uint64_t *product_p, uint64_t last[2]) {
   uint64_t product = 1, n = 0, x;
   if (!safetensors_take(t, '[')) return 0;
@@ -141,7 +141,7 @@ static int safetensors_member(safetensors_text *t, const char *name, size_t byte
   return safetensors_skip(t);
 }
 
-/* Finds a name in the header: 1, 0 when it is not there, -1 when the header does not parse. */
+/* Finds a name in the header. Returns 1; 0: it is absent; -1: the header does not parse. */
 static int safetensors_find(const safetensors_file *f, const char *wanted,
                             safetensors_entry *entry) {
   safetensors_text t = {f->header, f->header + f->header_bytes};
@@ -167,7 +167,7 @@ static int safetensors_find(const safetensors_file *f, const char *wanted,
   return safetensors_take(&t, '}') ? 0 : -1;
 }
 
-/* A call of the file has failed with `number`, a negative errno. */
+/* Reports that a call of the file has failed with `number`, a negative errno. */
 static int safetensors_failed(const safetensors_file *f, const char *path, const char *what,
                               int number, mlfab_error *error) {
   char why[MLFAB__DISK_TEXT];
@@ -204,7 +204,7 @@ static int safetensors_tensor(mlfab *ctx, const safetensors_file *f, const char 
     return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT,
                        "load: '%.150s' is damaged: the offsets of tensor '%.60s' do not fit", path,
                        name);
-  pthread_mutex_unlock(&ctx->lock); /* others go on */
+  pthread_mutex_unlock(&ctx->lock); /* other threads go on */
   int64_t n = mlfab__disk_read(f->files, f->file, data, bytes, 8 + f->header_bytes + entry.begin);
   pthread_mutex_lock(&ctx->lock);
   if (n < 0) return safetensors_failed(f, path, "read", (int)n, error);

@@ -1,15 +1,14 @@
 /* shared.c - a context: collectives in memory that workers of one host share (the arena).
  *
- * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
- * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
- * waits for its turn. It runs without the lock; while it waits for the other workers, it asks at times whether the
- * communicator has ended it. The call's signature and the epoch make all workers choose alike. Where another worker's
- * call of this
- * number does not block, the communicator says so, and all workers use frames. */
+ * When all workers are on one host and have mapped each other's memory, a blocking collective runs there (shm_coll.h),
+ * without frames. The call takes a number from the communicator as any other call (comm.h, `outside`), and waits for
+ * its turn. It runs without the lock. While it waits for the other workers, it asks at times whether the communicator
+ * has ended it. The call's signature and the epoch make all workers choose alike. If another worker's call of this
+ * number does not block, the communicator reports that, and all workers use frames. */
 #include "../base/shm_coll.h"
 #include "calls_coll.h"
 
-/* One thread's call. Calls run in the order of their numbers. */
+/* The call of one thread. Calls run in the order of their numbers. */
 struct mlfab__context_turn {
   mlfab__context_turn *next;
   mlfab *ctx;
@@ -36,7 +35,7 @@ static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
   if (ctx->sleeping) mlfab__context_wake(ctx);
 }
 
-/* 0: it has to wait; 1: it may run; another value: it does not run in the arena. */
+/* Returns 0: it has to wait; 1: it may run; another value: it does not run in the arena. */
 static int shared_stands(mlfab *ctx, void *what) {
   mlfab__context_turn *turn = what;
   int state =
@@ -44,7 +43,7 @@ static int shared_stands(mlfab *ctx, void *what) {
   return state == 1 && ctx->turns != turn ? 0 : state;
 }
 
-/* Called while a worker in the arena waits for another: drives the context, because no call does meanwhile. */
+/* Called while a worker in the arena waits for another: drives the context, because no other call does meanwhile. */
 static int shared_pause(void *user) {
   mlfab__context_turn *turn = user;
   mlfab *ctx = turn->ctx;
@@ -89,7 +88,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int blames =
       code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
-    /* Others do without: it goes on with frames, unless it has failed. */
+    /* Others do without the arena: it goes on with frames, if it has not failed. */
     (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
                               &turn->signature);
   } else {

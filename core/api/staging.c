@@ -1,9 +1,9 @@
 /* staging.c - a context: calls whose buffers are in device memory (mlfab_device.h).
  *
- * For: copying what a call reads to an image in pinned memory, beginning the call on the image, copying back what it has
- * written; in the order in which the calls were made. Not for: kernels, or what a device is: that is a table.
+ * For: copying the input of a call to an image in pinned memory, beginning the call on the image, and copying its
+ * results back, in the order in which the calls were made. It has no kernels, and knows devices only by a table.
  *
- * The caller holds a request of the staging (outer); the call on the image has another one (inner). States of a call:
+ * The caller holds a request of the staging (outer); the call on the image has another (inner). States of a call:
  *
  *    FILLING --copied, it is its turn--> RUNNING --inner done, something was written--> LANDING --copied--> ended
  *       |                                   '--inner done, nothing to copy, or it failed--------------------> ended
@@ -11,34 +11,33 @@
  *    LANDING --copy failed, deadline--> ended
  *    DIRECT --done, or failed at all members--> ended;  --by the host, on all members--> FILLING;  --deadline, cancelled--> DOOMED
  *
- * DIRECT: a collective that the members make from device to device, which direct.c does. It has no image, unless it goes to FILLING.
+ * DIRECT: a collective that the members make from device to device, in direct.c. It gets an image only in FILLING.
  *
  * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
  *
  *    Push: FILLING --the first chunk is copied, its turn--> RUNNING (`feeds`) --all copied--> RUNNING
  *                                                              '--copy failed--> inner cancelled --> ended
- *    Pull: RUNNING (`lands`) copies chunks back that have come whole; LANDING the others.
+ *    Pull: RUNNING (`lands`) copies back chunks that have come whole; LANDING the others.
  *
- * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use the image.
- * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
- * now and the next calls of all meet; then it has ended.
+ * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use
+ * the image. DOOMED: the outer request is done, too. In its turn, the call tells other workers that wait for it: they
+ * fail now, and the next calls of all meet. Then it has ended.
  *
- * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning, and one in
- * DIRECT those that have a number in the communicator, or all before the stream has come to it. A call
- * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
- * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
- * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
- * without it. Where not even a mark can be set, the device is lost (`broken`): the image is never used again, and is not
- * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device. (6) While a call feeds, the
- * worker knows which bytes of the image are not copied yet (mlfab__push_lacks): it sends none of them, and no server gets all
- * of its part. A copy that fails cancels the push before any server can have applied it. A call stops feeding only when the
- * device says that the last mark is reached, or when it is cancelled. (7) For each chunk that a call writes, the last copy back is queued after the last
- * write to it: `stale` is set by each write, and what is stale when the inner call is done is copied again. Copies of one direction
- * are carried out in order, so the last one counts. A chunk is copied at most twice. (8) A copy back that is queued early has a mark
- * as any other, and waits for the fence as any other.
+ * Invariants. (1) Calls begin in the order of the list. A call in FILLING or DOOMED keeps back all calls behind it. A
+ * call in DIRECT keeps back calls with a number in the communicator; before the stream has come to it, all calls. A
+ * call without a request cannot be kept back: it waits until no call is in these states. (2) One call uses an image.
+ * The image goes back to the pool when the call is removed: by then copies and transports have let go of it. (3) All
+ * images together, used or not, have at most `most` bytes. (4) If the device does not reach a mark, requests end at
+ * their deadlines all the same. If even setting a mark fails, the device is lost (`broken`): the image is never used
+ * again and stays pinned, and calls that need the device do not begin. (5) No code here waits for the device. (6) While
+ * a call feeds, the worker knows which bytes of the image are still to be copied (mlfab__push_lacks). It holds them
+ * back, so each server lacks some of its part. A copy that fails cancels the push before any server can have applied
+ * it. A call stops feeding only when the device reports the last mark as reached, or when it is cancelled. (7) The last
+ * copy back of a chunk is queued after the last write to it: each write sets `stale`. Chunks that are stale when the
+ * inner call is done are copied again. Copies of one direction are carried out in order, so the last copy counts. A
+ * chunk is copied at most twice. (8) A copy back that is queued early has a mark and waits for the fence, as any other.
  *
- * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
- * devices. */
+ * Source: CUDA's programming guide, asynchronous concurrent execution (order on a stream). No paper has devices. */
 #include "staging.h"
 
 #include "../worker/feed.h"
@@ -55,10 +54,10 @@ enum {
   STAGING_GRAIN = 65536,
   STAGING_OPTIONS = 2048, /* bytes of options that are kept; no struct of this version has more */
   STAGING_SMALL =
-      65536, /* updates of up to so many bytes are copied when they are made (mlfab_push_start) */
+      65536, /* updates of up to so many bytes are copied at the call (mlfab_push_start) */
   STAGING_DEFAULT = 268435456,
   STAGING_CHUNKS = 64, /* of a call, at most */
-  /* Bytes of a chunk; less where all images have less than STAGING_CHUNKS of them, more where one call has more. */
+  /* Bytes of a chunk; less if all images have less than STAGING_CHUNKS of them, more if one call has more. */
   STAGING_CHUNK = 4 << 20,
   STAGING_PAUSE_NS = 100000 /* between two looks, at close */
 };
@@ -85,8 +84,8 @@ typedef struct staging_buffer {
   int memory;     /* MLFAB_MEMORY_* */
 } staging_buffer;
 
-/* A stretch of the image. Filling: `mark` is reached when it is copied, and all before it. Landing: it has come whole when it
- * misses nothing; what was sent again is counted again, so it may be copied too early, and is stale then. */
+/* A stretch of the image. Filling: `mark` is reached when it and all before it are copied. Landing: it is whole when
+ * `misses` is 0. Bytes that are sent again count again, so it may be copied too early, and is stale then. */
 typedef struct staging_chunk {
   void *mark;
   uint64_t misses;
@@ -101,15 +100,15 @@ typedef struct staging_call {
   size_t copied_bytes;
   staging_buffer *buffers; /* in `copied` */
   uint32_t nbuffers;
-  uint32_t pinned;      /* buffers that it uses in place, after what is on the stream */
+  uint32_t pinned;      /* number of buffers used in place, after the stream's earlier work */
   staging_image *image; /* NULL: no buffer needs one */
   void *fence;          /* for copies back, or NULL */
-  void *mark, *later;   /* of the copies under way, or NULL; of those behind these, or NULL */
-  int way;              /* of those */
-  int unknown;          /* copies may be under way that have no mark */
+  void *mark, *later;   /* of the copies under way; of later copies behind them; or NULL */
+  int way;              /* direction of the copies */
+  int unknown;          /* copies without a mark may be under way */
   uint64_t chunk;       /* bytes of a chunk; 0: the image is one */
   uint32_t nchunks, filled;
-  int feeds, lands; /* RUNNING: not all is copied to the image yet; chunks are copied back */
+  int feeds, lands; /* RUNNING: the image is not complete yet; chunks are copied back */
   staging_chunk chunks[STAGING_CHUNKS];
   uint64_t began_ns, deadline_ns;
   mlfab_request outer, inner; /* 0: none */
@@ -121,28 +120,28 @@ struct mlfab__staging {
   const mlfab_device *device;
   void *self;
   uint64_t most, bytes; /* of all images */
-  staging_image *pool;  /* those that no call uses */
+  staging_image *pool;  /* unused images */
   staging_call *first, **last;
   uint32_t ncalls;
-  int behind; /* within a look: copies of a call to the host are not over, so those of later calls are not, either */
-  int broken; /* the error number after which copies may be under way that nobody knows to be over */
+  int behind; /* within a look: copies to the host of an earlier call are still under way */
+  int broken; /* error number after which copies may be under way for an unknown time */
 };
 
 typedef struct mlfab__staging staging;
 
-/* --- what a call has --- */
+/* --- the buffers of a call --- */
 
-/* What a look at a call's buffers finds. The second look, which places them, fills `buffers`. */
+/* The result of a look at a call's buffers. The second look, which places them, fills `buffers`. */
 typedef struct staging_look {
   staging *s;
   mlfab_error *error;
   const char *what;
   int code;
-  uint32_t foreign, buffers; /* in memory of the device; that need a place */
-  uint32_t pinned;           /* that the call uses in place, after what is on the stream */
-  uint64_t bytes, read;      /* of the image; that the call reads */
-  int snapshot;              /* what it reads of the host is copied, too */
-  int direct;                /* it needs no image, at first */
+  uint32_t foreign, buffers; /* number in memory of the device; number that need a place */
+  uint32_t pinned;           /* number used in place, after the stream's earlier work */
+  uint64_t bytes, read;      /* bytes of the image; bytes that the call reads */
+  int snapshot;              /* its input in memory of the host is copied, too */
+  int direct;                /* it needs no image at first */
   staging_buffer *to;        /* NULL: the first look */
   uint32_t room;             /* of `to` */
   const staging_image *image;
@@ -190,7 +189,7 @@ static void *staging_look_at(void *user, const mlfab__extent *extent) {
   return look->to ? look->image->at + place : same;
 }
 
-/* NULL: a call of this kind cannot wait for its turn, as it has no request that ends later. */
+/* The call's name. NULL: a call of this kind cannot wait for its turn, as it has no request that ends later. */
 static const char *staging_name(uint32_t kind) {
   static const char *const names[] = {[MLFAB_CALL_MODEL_START] = "model_start",
                                       [MLFAB_CALL_PUSH] = "push",
@@ -207,7 +206,7 @@ static const char *staging_name(uint32_t kind) {
   return kind < MLFAB__COUNT(names) ? names[kind] : NULL;
 }
 
-/* The kind of the request that the caller gets; its slot is no role's. */
+/* The kind of the request that the caller gets; its slot belongs to no role. */
 static int staging_request_kind(uint32_t kind) {
   switch (kind) {
     case MLFAB_CALL_MODEL_START:
@@ -224,14 +223,14 @@ static int staging_request_kind(uint32_t kind) {
   }
 }
 
-/* Buffers of which one is written overlap: in the image they would not. Sorts the list. */
+/* Do buffers overlap, one of them written? In the image they would not overlap. Sorts the list. */
 static int staging_before(const void *a, const void *b) {
   const staging_buffer *one = a, *other = b;
   return one->of.at < other->of.at ? -1 : one->of.at > other->of.at;
 }
 
 static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
-  uintptr_t read = 0, written = 0; /* where buffers so far end */
+  uintptr_t read = 0, written = 0; /* ends of the buffers so far */
   qsort(buffers, n, sizeof *buffers, staging_before);
   for (uint32_t i = 0; i < n; i++) {
     const mlfab__extent *of = &buffers[i].of;
@@ -243,7 +242,7 @@ static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
   return 0;
 }
 
-/* The order in the image. */
+/* Compares by the order in the image. */
 static int staging_places(const void *a, const void *b) {
   const staging_buffer *one = a, *other = b;
   return one->place < other->place ? -1 : one->place > other->place;
@@ -257,7 +256,7 @@ static void staging_unpin(staging *s, mlfab__env *env, staging_image *image) {
   mlfab__free(env, image, sizeof *image);
 }
 
-/* The smallest image of the pool that has room, unless most of it would be unused. */
+/* Takes the smallest image of the pool that has room; none if most of it would stay unused. */
 static staging_image *staging_pooled(staging *s, uint64_t bytes) {
   staging_image **best = NULL;
   for (staging_image **at = &s->pool; *at; at = &(*at)->next) {
@@ -270,7 +269,7 @@ static staging_image *staging_pooled(staging *s, uint64_t bytes) {
   return found;
 }
 
-/* An image: AGAIN while calls use too much of the memory; MEMORY; DEVICE. */
+/* Gets an image. Errors: AGAIN while calls use too much of the memory; MEMORY; DEVICE. */
 static int staging_image_get(mlfab *ctx, uint64_t bytes, staging_image **image_p,
                              mlfab_error *error) {
   staging *s = ctx->staging;
@@ -312,7 +311,7 @@ static void staging_drop(staging *s, void **mark) {
   *mark = NULL;
 }
 
-/* Its copies are over, or there were none. */
+/* Removes a call whose copies are over, or that had none. */
 static void staging_remove(mlfab *ctx, staging_call *c) {
   staging *s = ctx->staging;
   staging_call **at = &s->first;
@@ -339,7 +338,7 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   mlfab__free(&ctx->env, c, sizeof *c);
 }
 
-/* The outer request ends. `text`: of an error. A push that nobody waits for leaves it to mlfab_flush. */
+/* Ends the outer request. `text`: of an error. A push without a waiter leaves the error to mlfab_flush. */
 static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, int is_server,
                          const char *text) {
   mlfab__requests *table = &ctx->node->requests;
@@ -352,14 +351,14 @@ static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, in
   c->outer = 0;
 }
 
-/* What the stream is given from now on waits for the copies of the call. */
+/* Makes later work on the stream wait for the copies of the call. */
 static void staging_order(staging *s, const staging_call *c) {
   void *last = c->later ? c->later : c->mark;
   if (last) (void)s->device->order(s->self, last);
 }
 
-/* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
- * overwritten by what the stream is given from now on. */
+/* Ends the request now. The call remains for its copies, and to keep the numbers of collectives. Later work on the
+ * stream may overwrite its memory. */
 static void staging_end_as(mlfab *ctx, staging_call *c, int code, int32_t rank, int is_server,
                            const char *text) {
   staging_tell(ctx, c, code, rank, is_server, text);
@@ -384,7 +383,7 @@ static void staging_fail_device(mlfab *ctx, staging_call *c, const char *what, i
   staging_end(ctx, c, MLFAB_ERR_DEVICE, text);
 }
 
-/* Looks at the mark: 1: there is none any more; 0: not yet; negative: the device's error, after which the copies are over. */
+/* Looks at the mark. Returns 1: no mark is left; 0: not reached; negative: the device's error, with the copies over. */
 static int staging_reached(staging *s, staging_call *c) {
   if (!c->mark) return 1;
   int fills = c->way == MLFAB_DEVICE_TO_HOST;
@@ -397,8 +396,8 @@ static int staging_reached(staging *s, staging_call *c) {
   return reached > 0 && c->mark ? staging_reached(s, c) : reached;
 }
 
-/* Marks the copies of the call. Without a mark nobody knows when they are over. A mark that is set already stays: it alone may
- * tell that copies before it have failed. */
+/* Marks the copies of the call: only a mark tells their end. A mark that is set already stays: only that mark may tell
+ * that copies before it have failed. */
 static int staging_mark(staging *s, staging_call *c) {
   int number = s->device->mark(s->self, c->way, c->mark ? &c->later : &c->mark);
   if (number && c->unknown) s->broken = number;
@@ -408,11 +407,11 @@ static int staging_mark(staging *s, staging_call *c) {
 
 /* --- chunks --- */
 
-/* Calls of other kinds, and small ones, have one chunk. */
+/* Divides the image into chunks. Calls of other kinds, and small calls, have one chunk. */
 static void staging_cut(staging *s, staging_call *c, uint64_t bytes) {
   const int kind = (int)c->call.kind;
   c->nchunks = 1;
-  for (uint32_t i = 0; i < c->nbuffers; i++) /* of one direction, and of the device */
+  for (uint32_t i = 0; i < c->nbuffers; i++) /* all of one direction, in memory of the device */
     if (c->buffers[i].memory == MLFAB_MEMORY_HOST ||
         (c->buffers[i].of.in_bytes > 0) == (kind == MLFAB_CALL_PULL))
       return;
@@ -425,7 +424,7 @@ static void staging_cut(staging *s, staging_call *c, uint64_t bytes) {
   c->nchunks = (uint32_t)((bytes + chunk - 1) / chunk);
 }
 
-/* What a chunk has of a buffer's stretch from `at` on, in the image: begins at *from_p. */
+/* Returns the bytes that a chunk shares with a buffer's stretch from `at` on, in the image. They begin at *from_p. */
 static uint64_t staging_part(const staging_call *c, uint32_t i, uint64_t at, uint64_t bytes,
                              uint64_t *from_p) {
   uint64_t begin = i * c->chunk, end = i + 1 < c->nchunks ? begin + c->chunk : UINT64_MAX;
@@ -434,7 +433,7 @@ static uint64_t staging_part(const staging_call *c, uint32_t i, uint64_t at, uin
   return *from_p < to ? to - *from_p : 0;
 }
 
-/* Queues the copies of a chunk. The number of an error. */
+/* Queues the copies of a chunk. Returns the number of an error, or 0. */
 static int staging_copy_chunk(staging *s, staging_call *c, uint32_t i) {
   int number = 0, fills = c->way == MLFAB_DEVICE_TO_HOST;
   for (uint32_t k = 0; k < c->nbuffers && !number; k++) {
@@ -455,8 +454,8 @@ static int staging_copy_chunk(staging *s, staging_call *c, uint32_t i) {
   return number;
 }
 
-/* Copies what the call has written back, behind what was on the stream when it was made. `over` 0: the call goes on, so only
- * chunks that are whole, once. The number of an error. *moved_p, unless NULL: something was queued. */
+/* Copies the call's results back, behind the work that was on the stream at the call. `over` 0: the call goes on, so it
+ * copies only whole chunks, once. Returns the number of an error, or 0. *moved_p (may be NULL): a copy was queued. */
 static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
   int number = 0, copies = 0;
   for (uint32_t i = 0; i < c->nchunks && !number; i++) {
@@ -475,7 +474,7 @@ static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
   return number ? number : unmarked;
 }
 
-/* The pull writes these bytes, if they are in the image. */
+/* Notes that the pull writes these bytes, if they are in the image. */
 static void staging_arrives(void *user, const void *at, uint64_t bytes) {
   staging_call *c = user;
   uintptr_t image = (uintptr_t)c->image->at, to = (uintptr_t)at;
@@ -490,7 +489,7 @@ static void staging_arrives(void *user, const void *at, uint64_t bytes) {
 
 /* --- filling --- */
 
-/* Copies what the call reads, behind its fence. Nothing has been sent yet. */
+/* Copies the input of the call, behind its fence. Nothing has been sent yet. */
 static int staging_fill(staging *s, staging_call *c, int snapshot) {
   int number = c->fence ? 0 : s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
   c->way = MLFAB_DEVICE_TO_HOST;
@@ -519,7 +518,7 @@ static int staging_fill(staging *s, staging_call *c, int snapshot) {
   return number ? number : unmarked;
 }
 
-/* Looks which chunks are copied to the image: 1: all; 0: the first `filled`; negative: the device's error. */
+/* Looks which chunks are copied to the image. Returns 1: all; 0: the first `filled`; negative: the device's error. */
 static int staging_filled(staging *s, staging_call *c) {
   while (c->filled + 1 < c->nchunks && c->chunks[c->filled].mark) {
     void **mark = &c->chunks[c->filled].mark;
@@ -564,7 +563,7 @@ static size_t staging_measure(const mlfab *ctx, const mlfab_call *call, uint32_t
          staging_pad(z->counts) + staging_pad(z->inputs) + staging_pad(z->buffers);
 }
 
-/* Copies a list to *at_p, and moves that on. NULL stays. */
+/* Copies a list to *at_p, and advances *at_p. NULL stays. */
 static void *staging_keep(uint8_t **at_p, const void *list, size_t bytes) {
   void *to = *at_p;
   if (!list || bytes == 0) return NULL;
@@ -573,7 +572,7 @@ static void *staging_keep(uint8_t **at_p, const void *list, size_t bytes) {
   return to;
 }
 
-/* The call with lists of its own. NULL: out of memory. */
+/* Copies the call with its lists. NULL: out of memory. */
 static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t buffers) {
   staging_sizes z;
   staging_call *c = mlfab__alloc(&ctx->env, sizeof *c);
@@ -598,7 +597,7 @@ static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t b
   return c;
 }
 
-/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
+/* The call's timeout_ns; 0: none given. *at_p: its place in the options, or 0: it is in the descriptor. */
 static uint64_t staging_timeout(const mlfab_call *call, size_t *at_p) {
   size_t at = 0;
   uint64_t timeout_ns = 0;
@@ -617,7 +616,7 @@ static uint64_t staging_timeout(const mlfab_call *call, size_t *at_p) {
   return timeout_ns;
 }
 
-/* Gives the call the time that is left, counted from now on. */
+/* Gives the call the remaining time, counted from now on. */
 static void staging_set_timeout(mlfab *ctx, staging_call *c) {
   size_t at;
   uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : c->deadline_ns - ctx->now_ns;
@@ -629,14 +628,14 @@ static void staging_set_timeout(mlfab *ctx, staging_call *c) {
     c->call.timeout_ns = left;
 }
 
-/* Has a call of this kind a number in the communicator, perhaps? */
+/* May a call of this kind have a number in the communicator? */
 static int staging_is_numbered(uint32_t kind) {
   return !(kind == MLFAB_CALL_MODEL_START || kind == MLFAB_CALL_PUSH ||
            kind == MLFAB_CALL_PUSH_SPARSE || kind == MLFAB_CALL_PULL || kind == MLFAB_CALL_BARRIER);
 }
 
-/* Which calls behind this one must wait, where those before it make `held` wait. A copied call that waits itself only for its
- * number lets pass what it would let pass. */
+/* The kind of calls behind this call that must wait; earlier calls make `held` wait. A copied call that itself waits
+ * only for its number keeps back only calls with numbers. */
 enum { STAGING_NONE, STAGING_NUMBERED, STAGING_ALL };
 static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
   int copied = c->state == STAGING_FILLING && !c->mark, own = STAGING_ALL;
@@ -649,7 +648,7 @@ static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
   return own > held ? own : held;
 }
 
-/* 1: no call waits for its turn that a call of the kind *what has to wait for. NULL: any kind. */
+/* Returns 1 if no queued call keeps back a call of the kind *what. NULL: of any kind. */
 static int staging_test_begun(mlfab *ctx, void *what) {
   const uint32_t *kind = what;
   int held = STAGING_NONE;
@@ -658,7 +657,7 @@ static int staging_test_begun(mlfab *ctx, void *what) {
   return held <= (kind && !staging_is_numbered(*kind) ? STAGING_NUMBERED : STAGING_NONE);
 }
 
-/* A call that has to find all earlier ones begun. */
+/* Waits for the turn of a call that has to find all earlier calls begun. */
 static int staging_wait_turn(mlfab *ctx) {
   mlfab_error *last = &ctx->node->requests.last;
   if (staging_test_begun(ctx, NULL)) return 0;
@@ -677,7 +676,7 @@ typedef struct staging_want {
   mlfab_error *error;
 } staging_want;
 
-/* 1: there is an image, if one is needed, and room for a call; or there will not be one (`code`). */
+/* Returns 1 if there is room for a call, with its image if needed; or if there never will be (`code`). */
 static int staging_test_room(mlfab *ctx, void *what) {
   staging_want *want = what;
   want->code = 0;
@@ -706,11 +705,11 @@ static int staging_too_large(const staging_look *look) {
                      (unsigned long long)look->bytes, (unsigned long long)look->s->most);
 }
 
-/* Looks at the buffers, and refuses what cannot be staged. */
+/* Looks at the buffers, and refuses calls that cannot be staged. */
 static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
                          staging_look *look) {
   staging *s = ctx->staging;
-  /* What is wrong with the call itself, the node tells. */
+  /* The node reports mistakes in the call itself. */
   if (mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error)) return 0;
   if (look->code) return look->code;
   look->snapshot = call->kind == MLFAB_CALL_PUSH_SPARSE ||
@@ -768,19 +767,19 @@ static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p,
   s->last = &c->next;
   s->ncalls++;
   if (request_p) {
-    /* There is room. The deadline is kept here: no role knows this request. */
+    /* There is room. This file keeps the deadline: no role knows this request. */
     mlfab__request *outer =
         mlfab__request_open(table, staging_request_kind(c->call.kind), UINT32_MAX, c->began_ns, 0);
     outer->deadline_ns = MLFAB__NEVER;
     mlfab__request_blame(outer, MLFAB_NO_RANK, 0,
-                         ", as what was given to the device's stream before is not over");
+                         ", as earlier work on the device's stream is not over");
     *request_p = c->outer = outer->id;
   }
   int number = c->direct ? 0 : staging_fill(s, c, snapshot);
   if (number) staging_fail_device(ctx, c, "copying from device memory", number);
 }
 
-/* Gives the buffers of a call their places in its image. Not 0: look->code. */
+/* Gives the buffers of a call their places in its image. Returns 0, or look->code. */
 static int staging_place(mlfab *ctx, staging_call *c, staging_look *look) {
   look->to = c->buffers;
   look->room = c->nbuffers;
@@ -835,13 +834,13 @@ static int staging_may_feed(const mlfab *ctx, const staging_call *c) {
          mlfab__push_may_lack(ctx->node->parts->worker, c->call.bufs, c->call.n, c->call.options);
 }
 
-/* Tells the worker which bytes of the image are not there yet, for this request, or for the push that begins next (0). */
+/* Tells the worker which bytes of the image are missing, for this request, or for the push that begins next (0). */
 static void staging_feed(mlfab *ctx, const staging_call *c, mlfab_request inner) {
   const uint8_t *from = c->image->at + c->filled * c->chunk, *to = c->image->at + c->image->bytes;
   mlfab__push_lacks(ctx->node->parts->worker, inner, c->feeds ? from : NULL, to);
 }
 
-/* Begins the call in its turn, without waiting for all copies if it `feeds`. 0: it cannot begin now. */
+/* Begins the call in its turn; if it `feeds`, before all copies are over. Returns 0 if it cannot begin now. */
 static int staging_run(mlfab *ctx, staging_call *c, int feeds) {
   mlfab_request inner = 0;
   staging_set_timeout(ctx, c);
@@ -862,7 +861,7 @@ static int staging_run(mlfab *ctx, staging_call *c, int feeds) {
   return 1;
 }
 
-/* The device has failed under a call that goes on: it is cancelled, and staging_ran tells why. */
+/* Cancels a call under which the device has failed; staging_ran tells the reason. */
 static void staging_break(mlfab *ctx, staging_call *c, const char *what, int number) {
   MLFAB__FAIL(&c->why, MLFAB_ERR_DEVICE, "%s: %s: %s", staging_name(c->call.kind), what,
               ctx->staging->device->text(ctx->staging->self, number));
@@ -870,7 +869,7 @@ static void staging_break(mlfab *ctx, staging_call *c, const char *what, int num
   (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
 }
 
-/* Copies while the call goes on. 1: something moved. */
+/* Copies while the call goes on. Returns 1 if anything moved. */
 static int staging_overlap(mlfab *ctx, staging_call *c) {
   staging *s = ctx->staging;
   const uint32_t before = c->filled;
@@ -889,7 +888,7 @@ static int staging_overlap(mlfab *ctx, staging_call *c) {
   return 1;
 }
 
-/* The call on the image has failed, or was cancelled by staging_break. */
+/* Takes the failure of the call on the image, which staging_break may have cancelled. */
 static void staging_failed(mlfab *ctx, staging_call *c, int code, const mlfab_error *error) {
   char text[MLFAB__TEXT_MAX], waited[24];
   if (c->why.code) {
@@ -903,11 +902,11 @@ static void staging_failed(mlfab *ctx, staging_call *c, int code, const mlfab_er
   } else {
     staging_tell(ctx, c, code, error->rank, error->is_server, error->text);
   }
-  staging_order(ctx->staging, c); /* the buffers are the caller's again */
+  staging_order(ctx->staging, c); /* the buffers belong to the caller again */
   c->state = STAGING_ENDED;
 }
 
-/* The call on the image has ended. */
+/* Takes the end of the call on the image. */
 static void staging_ran(mlfab *ctx, staging_call *c) {
   staging *s = ctx->staging;
   mlfab_result result;
@@ -932,12 +931,12 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
   }
 }
 
-/* The deadline of a call that is not on its image has passed. */
+/* Ends a call that does not run on its image, if its deadline has passed. */
 static int staging_late(mlfab *ctx, staging_call *c) {
   char text[MLFAB__TEXT_MAX], waited[24];
   const char *why = "earlier calls have not begun, or there is no room for this one";
   if (ctx->now_ns < c->deadline_ns) return 0;
-  if (c->mark) why = "what was given to the device's stream before is not over";
+  if (c->mark) why = "earlier work on the device's stream is not over";
   if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
   if (c->state == STAGING_DIRECT) why = ctx->direct->why(c->direct);
   snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),
@@ -946,7 +945,7 @@ static int staging_late(mlfab *ctx, staging_call *c) {
   return 1;
 }
 
-/* 1: a call that will end by itself has an image. */
+/* Returns 1 if a call that will end by itself has an image. */
 static int staging_images_return(const staging *s) {
   for (const staging_call *c = s->first; c; c = c->next)
     if (c->image &&
@@ -955,7 +954,7 @@ static int staging_images_return(const staging *s) {
   return 0;
 }
 
-/* A call of DIRECT goes by the host. 0: there is no room for it yet. */
+/* Makes a call of DIRECT go by the host. Returns 0 if there is no room for it yet. */
 static int staging_stage(mlfab *ctx, staging_call *c) {
   staging *s = ctx->staging;
   mlfab_error error;
@@ -997,7 +996,7 @@ static int staging_direct(mlfab *ctx, staging_call *c, int first) {
   return 1;
 }
 
-/* One step of a call. `first`: no earlier call waits for its turn. 1: it moved. */
+/* Makes one step of a call. `first`: no earlier call waits for its turn. Returns 1 if it moved. */
 static int staging_step(mlfab *ctx, staging_call *c, int first) {
   staging *s = ctx->staging;
   int reached = 0;
@@ -1031,7 +1030,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
   }
 }
 
-/* 1: this device does nothing more for the call. */
+/* Returns 1 if this device does no more work for the call. */
 static int staging_quiet(mlfab *ctx, staging_call *c) {
   return staging_reached(ctx->staging, c) != 0 && !c->mark &&
          (!c->direct || ctx->direct->quiet(ctx, c->direct));
@@ -1056,7 +1055,7 @@ static int staging_move(mlfab *ctx) {
   return moved;
 }
 
-/* --- what a context asks --- */
+/* --- functions for the context --- */
 
 static int staging_copies(const mlfab *ctx) {
   for (const staging_call *c = ctx->staging->first; c; c = c->next)
@@ -1128,7 +1127,7 @@ static void staging_free(mlfab *ctx, int child) {
   while (s->first) {
     staging_call *c = s->first;
     s->behind = 0;
-    /* In a child the device is the parent's. */
+    /* In a child the device belongs to the parent. */
     while (!child && !staging_quiet(ctx, c) && !ctx->simulated && mlfab__context_now(ctx) < until) {
       nanosleep(&pause, NULL); /* with the lock: the context is being freed */
       s->behind = 0;
@@ -1194,8 +1193,8 @@ static int staging_open(mlfab *ctx, const mlfab_device *device) {
 
 /* --- before a device is attached --- */
 
-/* A program that contains code for a device has this function (gpu/mlfab_gpu.cu does): 1 for memory of a device, which the
- * host cannot read. Others have none, and then nobody can tell. */
+/* A program that contains code for a device has this function (gpu/mlfab_gpu.cu has it). It returns 1 for memory of a
+ * device, which the host cannot read. Other programs lack it: then such memory stays undetected. */
 #if defined(__ELF__) && (defined(__GNUC__) || defined(__clang__))
 extern int mlfab_device_owns(const void *memory) __attribute__((__weak__));
 #define STAGING_OWNS (&mlfab_device_owns)
@@ -1219,7 +1218,7 @@ static const mlfab_device staging_none = {
     .size = sizeof staging_none, .name = "no device", .where = staging_none_where};
 
 MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx) {
-  /* Without memory for it the context works, and device memory is a fault. */
+  /* If memory for it is short, the context works, and device memory is a fault. */
   if (STAGING_OWNS && ctx->node->is_worker && !ctx->stager) (void)staging_open(ctx, &staging_none);
 }
 

@@ -43,7 +43,7 @@ static int submit_test_finished(mlfab *ctx, void *what) {
   return mlfab__roles_finished(ctx->node);
 }
 
-/* Waits for this worker's updates, then for collectives that others began before they knew. */
+/* Waits for this worker's updates, then for collectives that others began before they knew of its end. */
 MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   const mlfab_call call = {
       .size = sizeof call, .kind = MLFAB_CALL_FINISH, .timeout_ns = timeout_ns};

@@ -18,7 +18,7 @@ enum {
   TELEMETRY_LINES = 256,
   TELEMETRY_LINE_BYTES = 512,
   TELEMETRY_BATCH = 512,                                /* records that are copied under the lock */
-  TELEMETRY_TEXT = TELEMETRY_BATCH * MLFAB__CHROME_MAX, /* also holds the metrics */
+  TELEMETRY_TEXT = TELEMETRY_BATCH * MLFAB__CHROME_MAX, /* bytes; also holds the metrics */
   TELEMETRY_TRACE_NS = 50000000,                        /* between two looks at the trace */
   TELEMETRY_TRACE_MOST = 256 << 20                      /* bytes of a trace */
 };
@@ -38,7 +38,7 @@ typedef struct telemetry_line {
 
 struct mlfab__telemetry {
   mlfab *ctx;
-  mlfab_env given; /* the caller's hooks, which those of the context wrap */
+  mlfab_env given; /* the caller's hooks, which the context's hooks wrap */
   int has_log;     /* the caller has a log hook */
   pid_t pid;
   char node[32], host[64];
@@ -119,10 +119,10 @@ static void telemetry_name(const mlfab_config *c, char name[32]) {
 
 /* --- files: 0, or an errno ---
  *
- * Others may write in the directory. Their links lead nowhere: a new file replaces an older one; the
- * log is appended to a regular file with one name. */
+ * Others may write in the directory. Their links have no effect: a new file replaces an older file, and the log is
+ * appended only to a regular file with one name. */
 
-/* Errors of our own, beside those of the system. */
+/* Our own errors, beside the system's. */
 enum { TELEMETRY_IS_LINK = -1, TELEMETRY_IS_OTHER = -2, TELEMETRY_HAS_NAMES = -3 };
 
 static const char *telemetry_reason(int why) {
@@ -138,7 +138,7 @@ static const char *telemetry_reason(int why) {
   }
 }
 
-/* May a file that has this name be written, or replaced? */
+/* May a file with this name be written, or replaced? */
 static int telemetry_judge(const struct stat *info) {
   return S_ISLNK(info->st_mode)   ? TELEMETRY_IS_LINK
          : S_ISREG(info->st_mode) ? 0
@@ -153,7 +153,7 @@ static int telemetry_create(const char *path, int *file_p) {
   return *file_p >= 0 ? 0 : code ? code : -*file_p;
 }
 
-/* Opens a file that may be there to append to it. A FIFO would wait for a reader. */
+/* Opens a file, which may exist, to append to it. A FIFO would wait for a reader. */
 static int telemetry_resume(const char *path, int *file_p) {
   struct stat info;
   int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
@@ -181,7 +181,7 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
   return 0;
 }
 
-/* Writes a whole file, or leaves the one that is there. */
+/* Writes a whole file, or leaves the present file. */
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
@@ -194,7 +194,7 @@ static int telemetry_replace(const char *path, long pid, const char *text, size_
   return code;
 }
 
-/* --- hooks: those of the caller, and a log of our own --- */
+/* --- hooks: the caller's, and a log of our own --- */
 
 static void *telemetry_hook_allocate(void *user, size_t bytes) {
   mlfab__telemetry *t = user;
@@ -296,7 +296,7 @@ static void telemetry_write_log(mlfab__telemetry *t) {
   }
 }
 
-/* A file cannot be written: one line in the log; on stderr where none takes warnings. */
+/* Reports that a file cannot be written: one line in the log; on stderr if no log takes warnings. */
 static void telemetry_complain(mlfab__telemetry *t, const char *what, const char *path, int why,
                                const char *then) {
   mlfab *ctx = t->ctx;
@@ -334,7 +334,7 @@ static void telemetry_write_metrics(mlfab__telemetry *t, int last) {
 
 /* --- trace --- */
 
-/* Ends the trace in an error, or because it is full. */
+/* Ends the trace after an error, or when it is full. */
 static void telemetry_end_trace(mlfab__telemetry *t) {
   pthread_mutex_lock(&t->ctx->lock);
   mlfab__trace_close(&t->trace, t->ctx->node);
@@ -343,7 +343,7 @@ static void telemetry_end_trace(mlfab__telemetry *t) {
   t->trace_file = -1;
 }
 
-/* Appends to the file, and begins it. */
+/* Appends to the file, and begins it if it is new. */
 static void telemetry_append(mlfab__telemetry *t, size_t bytes) {
   int code = 0;
   if (t->trace_file < 0) {
@@ -379,7 +379,7 @@ static void telemetry_write_trace(mlfab__telemetry *t, int last) {
 
 /* --- the thread --- */
 
-/* Until when it may sleep. With the lock. */
+/* The time until which it may sleep. With the lock. */
 static uint64_t telemetry_until(const mlfab__telemetry *t, uint64_t now) {
   uint64_t until = now + 10000000000u;
   if (t->phase != TELEMETRY_RUNS) return until;
@@ -404,7 +404,7 @@ static void telemetry_work(mlfab__telemetry *t, int last) {
 
 static void *telemetry_thread(void *argument) {
   mlfab__telemetry *t = argument;
-  telemetry_open_log(t); /* says at once that it cannot be written */
+  telemetry_open_log(t); /* reports at once if it cannot be written */
   pthread_mutex_lock(&t->lock);
   for (;;) {
     enum telemetry_phase phase = t->phase;
@@ -481,7 +481,7 @@ static int telemetry_open(mlfab *ctx, mlfab_config *c, mlfab_error *error) {
     return MLFAB__FAIL(error, code, "out of memory for telemetry");
   }
   telemetry_wrap(t);
-  /* They are done with: the node refuses what it cannot do by itself. */
+  /* Removes these settings, which are carried out here: the node would refuse them. */
   c->log[0] = c->metrics[0] = c->trace[0] = 0;
   return 0;
 }
@@ -511,7 +511,7 @@ static int telemetry_start(mlfab *ctx, mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_IO, "the thread of telemetry cannot be started");
 }
 
-/* The node is about to be freed. */
+/* Called before the node is freed. */
 static void telemetry_stop(mlfab *ctx, int child) {
   mlfab__telemetry *t = ctx->telemetry;
   if (!t) return;
@@ -525,11 +525,11 @@ static void telemetry_stop(mlfab *ctx, int child) {
   if (ctx->node) mlfab__trace_close(&t->trace, ctx->node);
 }
 
-/* Node and transports are gone: nobody calls the hooks any more. */
+/* Called when node and transports are gone: no code calls the hooks any more. */
 static void telemetry_free(mlfab *ctx, int child) {
   mlfab__telemetry *t = ctx->telemetry;
   if (!t) return;
-  /* Opening has failed, and the log says why. */
+  /* Opening has failed, and the log tells the reason. */
   if (!t->runs && !child && t->count > 0)
     t->runs = !mlfab__thread_start(&t->thread, NULL, telemetry_thread, t);
   if (t->runs && !child) {

@@ -6,8 +6,8 @@
 
 #include <pthread.h>
 
-/* Starts a thread that blocks all signals, so that they go to the program's own threads, except those of faults: a
- * blocked fault kills the process without calling the program's handler. attributes may be NULL. Errors: IO. */
+/* Starts a thread that blocks all signals except faults, so signals go to the program's own threads. (A blocked fault
+ * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
 MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
                                         void *(*run)(void *argument), void *argument);
 

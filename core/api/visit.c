@@ -1,4 +1,4 @@
-/* visit.c - the buffers of a call that does not begin. See visit.h. */
+/* visit.c - shows the buffers of a call that does not begin. See visit.h. */
 #include "visit.h"
 
 #include "../worker/feed.h"
@@ -34,7 +34,7 @@ static int visit_bufs(const mlfab__call_in *e, int ways) {
   return 0;
 }
 
-/* A pull writes all of a buffer, unless only what has changed is pulled. */
+/* A pull writes all of a buffer, except if it pulls changes only. */
 static int visit_push(const mlfab__call_in *e) {
   const mlfab_pull_options *o = e->call->options;
   int kept = 0;

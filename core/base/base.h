@@ -44,8 +44,8 @@
 #define MLFAB__UNLIKELY(x) (x)
 #endif
 
-/* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
- * the code that composes a node or a context tests them too. Shared memory needs Linux. */
+/* Features: 0 leaves a feature out (the default of MPI and CBLAS). amalgamate.py puts these switches around the files
+ * of a group. Code that composes a node tests them. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_PUSH
 #define MLFAB_WITH_PUSH 1
 #endif
@@ -133,7 +133,7 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
+/* Moves a stamp by `by_ns`, at most to now. A stamp of 0 (none) or in the future stays. */
 MLFAB__UNUSED static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
   if (*stamp_ns != 0 && *stamp_ns < now_ns)
     *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
@@ -144,8 +144,8 @@ MLFAB__UNUSED static inline uint64_t mlfab__mul_sat(uint64_t a, uint64_t b) {
   return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
-/* Has this URL a user or a password in it? Not for any other path. Where what stands behind the ':' is no port, it may be
- * a password with a '/' that nobody has escaped. */
+/* Does this URL contain a user or a password? 0 for any other path. Text behind the ':' that is no port may be a
+ * password with an unescaped '/'. */
 MLFAB__UNUSED static inline int mlfab__url_tells(const char *url) {
   const char *at = strstr(url, "://"), *host = at ? at + 3 : "";
   size_t n = strcspn(host, "/@");
@@ -179,7 +179,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #endif
 }
 
-/* Binary search: leaves in `low` the first index of low..high-1 that is not below, or `high`. `below`: a condition on `at`. */
+/* Binary search: sets `low` to the first of low..high-1 that is not below, or to `high`. `below`: condition on `at`. */
 #define MLFAB__SEARCH(low, high, at, below)     \
   while ((low) < (high)) {                      \
     uint32_t at = (low) + ((high) - (low)) / 2; \
@@ -189,7 +189,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
       (high) = at;                              \
   }
 
-/* Does the caller's struct, whose `size` may be that of an older version, have this member? */
+/* Does the caller's struct have this member? Its `size` may be that of an older version. */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 

@@ -102,7 +102,7 @@ MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t b
   mlfab__free(env, original, bytes + ENV_SLACK);
 }
 
-/* A text that is made of another one may begin twice with the same words ("push: push: ..."): once is enough. */
+/* Removes a doubled beginning ("push: push: ..."): a text that quotes another text may have it. */
 static void env_begin_once(char *text) {
   const char *colon = strstr(text, ": ");
   size_t bytes = colon ? (size_t)(colon - text) + 2 : 0;

@@ -32,7 +32,7 @@ MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t b
 /* Fills *error and returns code. `error` may be NULL. */
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) MLFAB__PRINTF(6, 7);
-/* The same for an error that no rank caused and without a wait. */
+/* The same for an error that has neither a rank to blame nor a time of waiting. */
 #define MLFAB__FAIL(error, code, ...) mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, __VA_ARGS__)
 MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *format, ...)
     MLFAB__PRINTF(3, 4);

@@ -1,9 +1,9 @@
 /* heap.h - a priority queue of timers. Layer 0.
  *
- * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
- * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
- * most once; putting it again moves it, so a changed timer leaves no old entry. Room is reserved
- * beforehand, so that put cannot fail. A heap that is filled by push instead has tags of any value, also equal tags.
+ * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`: a caller that
+ * numbers its entries gets the same order on every machine. An index is in the heap at most once; putting it again
+ * moves it, so a changed timer leaves no old entry. Room is reserved beforehand, so put cannot fail. A heap that is
+ * filled by push instead holds tags: they may have any value, and may be equal.
  *
  * Invariants: where[entries[i].index] == i + 1, unless where is NULL; no entry is smaller than its parent. */
 #ifndef MLFAB__HEAP_H
@@ -34,8 +34,8 @@ MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t
 MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index);
 /* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
-/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken
- * out since the last push. */
+/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed. It succeeds always if an
+ * entry was taken out since the last push. */
 MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
                                      uint64_t order, uint64_t tag);
 /* Takes out entries[at]. O(log n). */

@@ -5,7 +5,7 @@ static uint32_t map_slot(const mlfab__map *map, uint64_t key) {
   return (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (map->capacity - 1);
 }
 
-/* The entry of key, or the empty one where it belongs. There is always an empty entry. */
+/* The entry of key, or the empty entry to put it in. There is always an empty entry. */
 static uint32_t map_find(const mlfab__map *map, uint64_t key) {
   uint32_t i = map_slot(map, key);
   while (map->entries[i].key != 0 && map->entries[i].key != key) i = (i + 1) & (map->capacity - 1);
@@ -51,7 +51,7 @@ MLFAB__INTERNAL void mlfab__map_remove(mlfab__map *map, uint64_t key) {
   uint32_t mask = map->capacity - 1;
   for (uint32_t i = (hole + 1) & mask; map->entries[i].key != 0; i = (i + 1) & mask) {
     uint32_t home = map_slot(map, map->entries[i].key);
-    /* An entry may move into the hole unless its home is behind the hole. */
+    /* An entry may move into the hole if its home is not behind the hole. */
     if (((i - home) & mask) >= ((i - hole) & mask)) {
       map->entries[hole] = map->entries[i];
       hole = i;

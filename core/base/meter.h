@@ -1,8 +1,8 @@
-/* meter.h - does an in-link have spare capacity? Layer 2.
+/* meter.h - tells whether an in-link has spare capacity. Layer 2.
  *
- * Receivers (server, aggregator) release transfers in order, the next as soon as the released ones leave
- * capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts received
- * bytes and compares them, over windows of a few chunks, with the link's known capacity. */
+ * Receivers (server, aggregator) release transfers in order. They release the next transfer as soon as the released
+ * transfers leave capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts
+ * received bytes and compares them, over windows of a few chunks, with the link's known capacity. */
 #ifndef MLFAB__METER_H
 #define MLFAB__METER_H
 
@@ -39,7 +39,7 @@ static inline uint64_t mlfab__meter_due(const mlfab__meter *meter) {
   return meter->rate > 0.0 ? meter->since_ns + meter->window_ns : MLFAB__NEVER;
 }
 
-/* 1 when a window has passed in which less arrived than the link carries; a full window starts again. */
+/* Returns 1 when a window has passed in which less arrived than the link carries. A full window starts again. */
 static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
   if (!(meter->rate > 0.0) || now_ns - meter->since_ns < meter->window_ns) return 0;
   double could = meter->rate * 1e-9 * (double)(now_ns - meter->since_ns);

@@ -5,7 +5,7 @@ enum { POOL_LEAST = 64 }; /* bytes of the smallest block, and of the link in fro
 
 static void **pool_link(void *block) { return (void **)(void *)((uint8_t *)block - POOL_LEAST); }
 
-/* The class of a block of so many bytes, and what it has room for. */
+/* Returns the class of a block of so many bytes. *room_p: the bytes that fit in a block of this class. */
 static uint32_t pool_class(uint64_t bytes, uint64_t *room_p) {
   uint32_t class = 0;
   while (class < MLFAB__POOL_CLASSES && (uint64_t)POOL_LEAST << class < bytes) class ++;

@@ -1,8 +1,8 @@
-/* pool.h - free blocks of memory by size class, so that work that repeats allocates nothing. Layer 0.
+/* pool.h - free blocks of memory by size class: repeated work then allocates nothing. Layer 0.
  *
- * A block has 64 bytes, or twice as many, and so on up to 2 GiB; larger ones are allocated and freed each time. The
- * link of the free list stands in front of the block: the pool never writes into the block itself, whose bytes a
- * transport may still read after it was given back. */
+ * The sizes of blocks are the powers of two from 64 bytes to 2 GiB. Larger blocks are allocated and freed each time.
+ * The link of the free list stands in front of the block. The pool never writes into the block: a transport may still
+ * read its bytes after it was given back. */
 #ifndef MLFAB__POOL_H
 #define MLFAB__POOL_H
 

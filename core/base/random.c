@@ -9,8 +9,7 @@
 
 static inline uint64_t random_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
 
-/* splitmix64 is a bijection of its state, so the four words are never all zero, a state that xoshiro cannot
- * leave. */
+/* splitmix64 is a bijection of its state. So the four words are never all zero: xoshiro could not leave that state. */
 MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed) {
   for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * MLFAB__RNG_GAMMA);
 }

@@ -71,7 +71,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   if (timeout_ns == 0) timeout_ns = table->timeout_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
   request->result.rank = request->blame.rank = MLFAB_NO_RANK;
-  /* Finished requests do not raise it: mlfab__request_due corrects it when it finds none due. */
+  /* Finished requests do not raise `earliest`: mlfab__request_due corrects it if no request is due. */
   if (table->open == 1) table->earliest = MLFAB__NEVER;
   table->earliest = mlfab__min(table->earliest, request->deadline_ns);
   return request;
@@ -146,7 +146,7 @@ MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab
   }
 }
 
-/* " awaiting worker 3", or "" where that is not known. */
+/* " awaiting worker 3", or "" if that is not known. */
 static const char *request_whom(char text[32], const mlfab__blame *blame) {
   text[0] = 0;
   if (blame->rank != MLFAB_NO_RANK)

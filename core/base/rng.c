@@ -3,7 +3,7 @@
  * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 #include "rng.h"
 
-/* One output of splitmix64 with state x; adding gamma first keeps 0 from mapping to 0. */
+/* One output of splitmix64 with state x. Gamma is added first, so that 0 is not mapped to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   x += MLFAB__RNG_GAMMA;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,14 +1,13 @@
 /* shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
  *
- * Declarations only: the code, which makes system calls, is in transports/shm_coll.c; a context gets a
- * table of its functions. Blocking, without frames: members communicate through words in memory that the
- * others map.
+ * Declarations only: the code, which makes system calls, is in transports/shm_coll.c. A context gets a table of its
+ * functions. They block and send no frames: members communicate through words in memory that the others map.
  *
- * All memory is memfds of sealed size. Nothing has a name in a file system, and nothing remains after the
- * processes end.
+ * All memory is memfds of sealed size. So no file system has a name of it, and all of it is gone when the processes
+ * end.
  *
  *    segment     written by one member only, mapped read-only by the others:
- *      step        its progress in this call's rounds
+ *      step        the member's progress in the rounds of this call
  *      asleep      it sleeps on a word of another member
  *      door[2]     `word`, and the member's input of a call: signature, flags, location of its vector
  *      entries     its other memories: descriptor, size, generation
@@ -19,26 +18,25 @@
  *      out[4]      this member's part of a round, when nothing is added
  *    vectors     in memory of shm_memory.h; written by the others too, during a call on them
  *
- * A call is turn t of the epoch (t counts calls that used the arena; `number` may skip). Every member first
- * stores what the others need, then publishes door[t mod 2].word = (epoch, number + 1) by a release store,
- * and waits for the doors of all others (acquire). So every call is also a barrier, and all signatures are
- * compared before any member's data changes. All members reach the same verdict: the most frequent
- * signature is right (on a tie, that of the lower member), and the lowest member with another one is the
- * culprit.
+ * A call is turn t of the epoch (t counts calls that used the arena; `number` may skip). Every member first stores its
+ * input for the others. Then it publishes door[t mod 2].word = (epoch, number + 1) by a release store, and waits for
+ * the doors of all others (acquire). So every call is also a barrier, and all signatures are compared before any
+ * member's data changes. All members reach the same verdict. The most frequent signature is right (on a tie, that of
+ * the lower member). The culprit is the lowest member with a different signature.
  *
- * Reductions. The vector has n parts, one owned by each member (the caller's counts, or about equal ones),
- * and is processed in rounds that fit a cache. In iteration i a member
+ * Reductions. The vector has n parts. Each member owns one part (of the caller's counts, or of about equal size). The
+ * vector is processed in rounds that fit a cache. In iteration i a member
  *    (1) copies the parts of round i that others own into its in[i mod 3],
  *    (2) adds its own part of round i - 1, from all in[] and its vector, in the order of members, and
  *        stores the result in the place of each of the inputs,
  *    (3) copies the results of round i - 2 from its in[] into its vector,
- * and publishes step = base + i; before that, it waits for all steps of iteration i - 1. A cache line of
- * in[] moves to the owner and back, twice a round; with separate results it would move four times. A member
- * whose vector is lent (mapped by all others, see (I5)) does not copy: the others access its vector
- * directly. When all vectors are lent, or the vector is small, there is one round. When it is small and
- * none is lent, every member adds all of small[] itself, and waits for the doors only. Allgather,
- * broadcast: parts pass through out[], or are read from the lent vector, in rounds; step = base + i + 1
- * means that round i is available, and that all rounds before i - 1 were read.
+ * and publishes step = base + i. Before that, it waits for all steps of iteration i - 1. A cache line of in[] moves to
+ * the owner and back, twice a round; with separate results it would move four times. A member with a lent vector
+ * (mapped by all others, see (I5)) does not copy: the others access its vector directly. There is one round if all
+ * vectors are lent, or if the vector is small. If it is small and no vector is lent, every member adds all of small[]
+ * itself, and waits for the doors only. Allgather and broadcast: in each round, parts pass through out[], or are read
+ * from the lent vector. step = base + i + 1 means that round i is available, and that all rounds before i - 1 were
+ * read.
  *
  * Invariants:
  *   (I1) A word is written by one member only, by release stores, after the data it refers to. `word` and
@@ -46,25 +44,26 @@
  *        an epoch steps only grow.
  *   (I2) small[t mod 2] is written again in turn t + 2, after the member has seen the doors of turn t + 1 of
  *        all others: all had left turn t.
- *   (I3) Others' writes to in[] and vectors are complete when their step of (2) is published, and a member
- *        that leaves a call without error has seen these steps. in[i mod 3] is written again after (3) of
- *        round i. Rounds are counted over the whole epoch.
- *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they had
- *        read round i. The owner of a lent vector does not leave before all last steps were seen.
- *   (I5) A vector is lent only when all others have confirmed that they map it, and its pages hold nothing
- *        else (M3 of shm_memory.h).
- *   (I6) A member that leaves a call early withdraws its door, then renews the pages of its slots and its
- *        lent vector: a slow or stopped member that still writes has the old ones to itself. A member that joins withdraws both doors and its step.
- *   (I7) Before a member uses what the doors say, and again before it succeeds, it checks that the doors
- *        it began with are unchanged. If so, nothing that it read was overwritten. If not, it waits for
- *        pause to return the reason. So no torn read is used. A verdict from the doors withdraws nothing:
- *        members that come later reach the same one, and nothing is written after it. Nor does closing.
- * Data read from another segment is not trusted: descriptors, sizes and positions are checked, and mappings
- * have sealed size, so that a faulty member can corrupt slots and vectors, but nothing else.
+ *   (I3) Others' writes to in[] and vectors are complete when their step of (2) is published. A member that leaves a
+ *        call without error has seen these steps. in[i mod 3] is written again after (3) of round i. Rounds are counted
+ *        over the whole epoch.
+ *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: by then they have read
+ *        round i. The owner of a lent vector does not leave before all last steps were seen.
+ *   (I5) A vector is lent only when all others have confirmed that they map it, and its pages hold nothing else (M3 of
+ *        shm_memory.h).
+ *   (I6) A member that leaves a call early withdraws its door, then renews the pages of its slots and its lent vector.
+ *        A slow or stopped member that still writes keeps the old pages to itself. A member that joins withdraws both
+ *        doors and its step.
+ *   (I7) Before a member uses the contents of the doors, and again before it succeeds, it checks that the doors of its
+ *        beginning are unchanged. If so, all that it read is valid. If not, it waits for pause to return the reason. So
+ *        a torn read is never used. A verdict from the doors withdraws no door: later members reach the same verdict,
+ *        and nothing is written after it. Closing withdraws no door either.
+ * Data read from another segment is not trusted: descriptors, sizes and positions are checked, and mappings have sealed
+ * size. So a faulty member can corrupt slots and vectors only.
  *
  * Waiting: a hundred polls, some hundred pauses, then sched_yield, then a futex on the awaited word, in
- * slices. A sleeper sets its `asleep` first, then fences and polls again. A publisher fences and then reads
- * the others' `asleep` before it waits or returns. One of the two sees the other.
+ * slices. A sleeper first sets its `asleep`, then fences and polls again. A publisher fences and then reads the others'
+ * `asleep` before it waits or returns. One of the two sees the other.
  *
  * Source: reduce-scatter and allgather in place. */
 #ifndef MLFAB__SHM_COLL_H
@@ -85,15 +84,15 @@ enum {
 
 typedef struct mlfab__shm_coll mlfab__shm_coll;
 
-/* What other processes of this host need to find a member's segment. */
+/* The data by which other processes of this host find a member's segment. */
 typedef struct mlfab__shm_coll_name {
   uint32_t pid;
   int32_t fd;
   uint64_t nonce, bytes;
 } mlfab__shm_coll_name;
 
-/* Called while a call waits: after about 50 us, then every 0.2 to 1 ms. A non-zero result ends the wait and
- * is returned by the call. */
+/* Called while a call waits: after about 50 us, then every 0.2 to 1 ms. A non-zero result ends the wait, and the call
+ * returns it. */
 typedef int (*mlfab__shm_coll_pause_fn)(void *user);
 
 typedef struct mlfab__shm_coll_call {
@@ -115,26 +114,26 @@ typedef struct mlfab__shm_coll_call {
 
 /* The functions; a transport's list entry gives them to a context. */
 typedef struct mlfab__shm_coll_table {
-  /* Creates this process's segment and, in `memory`, its slots: 2 MB of pages, allocated at first use. Vectors in
-   * `memory`, which stays until the arena is destroyed, are accessed in place from the third call on. Errors: MEMORY,
-   * IO (no memfds here). */
+  /* Creates this process's segment and, in `memory`, its slots: 2 MB of pages, allocated at first use. `memory` stays
+   * until the arena is destroyed. Vectors in it are accessed in place from the third call on. Errors: MEMORY, IO (no
+   * memfds here). */
   int (*create)(mlfab__env *env, mlfab__shm_memory *memory, mlfab__shm_coll **arena_p,
                 mlfab__shm_coll_name *name_p);
   /* NULL: does nothing. */
   void (*destroy)(mlfab__shm_coll **arena_p);
-  /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n), of which `me` is this
-   * process. No call may be under way. Keeps mapped segments that are still needed, unmaps others. Calls
-   * may be made when all members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be
-   * mapped: another user's, gone, not what its name says), MEMORY; the arena then has no epoch. */
+  /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n); names[me] is this process. No call
+   * may be under way. Keeps mapped segments that are still needed, and unmaps the others. Calls may be made when all
+   * members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be mapped: another user's, gone, or
+   * different from its name), MEMORY; the arena then has no epoch. */
   int (*join)(mlfab__shm_coll *arena, const mlfab__shm_coll_name *names, uint32_t n, uint32_t me,
               uint32_t epoch);
   /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER leaves
-   * the blocks of others unchanged. Every element is added in the order of members. Returns 0; MISMATCH
-   * with the member whose signature differs, or NOT_FINITE with the one whose data was refused (on all
-   * members alike, with nothing changed); FRAME with a member whose data is invalid; STATE without an
-   * epoch; or the result of pause. After an error the arena has no epoch; except for the first two, the
-   * buffers' contents are undefined. Cost: no allocation, and no system call while all are awake. One copy
-   * of the data that others need, and one of their results; none for lent vectors. */
+   * the blocks of others unchanged. Every element is added in the order of members. Returns 0; MISMATCH with the member
+   * whose signature differs, or NOT_FINITE with the member whose data was refused (both on all members alike, with
+   * nothing changed); FRAME with a member whose data is invalid; STATE without an epoch; or the result of pause. After
+   * an error the arena has no epoch. After any error but MISMATCH and NOT_FINITE, the buffers' contents are undefined.
+   * Cost: no allocation; system calls only if a member sleeps. One copy of the data that others need, and one copy of
+   * their results; lent vectors are not copied. */
   int (*run)(mlfab__shm_coll *arena, const mlfab__shm_coll_call *call, uint32_t *culprit_p);
 } mlfab__shm_coll_table;
 

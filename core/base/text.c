@@ -15,7 +15,7 @@ typedef struct text_locale {
   locale_t c, before;
 } text_locale;
 
-/* Without memory for it the thread keeps its locale. */
+/* The thread keeps its locale if there is no memory for another. */
 static text_locale text_enter(void) {
   text_locale l = {newlocale(LC_ALL_MASK, "C", (locale_t)0), (locale_t)0};
   if (l.c) l.before = uselocale(l.c);
@@ -60,7 +60,7 @@ MLFAB__INTERNAL const char *mlfab__reason(int number) {
 
 /* --- ranges of ports --- */
 
-/* The bytes before FIRST, or 0: there is no range. */
+/* Returns the number of bytes before FIRST; 0: there is no range. */
 static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
   uint32_t value[2] = {0, 0};
   size_t at = bytes, host;

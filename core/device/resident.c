@@ -1,32 +1,32 @@
-/* resident.c - a server's model in memory of a device. See memory.h for what the functions are for.
+/* resident.c - a server's model in memory of a device. memory.h describes the functions.
  *
- * For: putting the server's work on blocks into the order of the device's copies from the host, and copies of blocks that the host can
- * read (shadows). Not for: which block is written when, which is the store's and the server's as on the host.
+ * For: queueing the server's work on blocks behind copies from the host, and copies that the host can read (shadows).
+ * Store and server decide which block is written when.
  *
- * What comes is multiplied by its scale and checked on the host, in the pass that copies it to pinned memory: so a NaN is found
- * before the commit, and the device has nothing to report. It then adds products with a factor of 1, which gives the
- * bits of the host's kernels.
+ * The host multiplies arriving values by their scale and checks them, in the pass that copies them to pinned memory. So
+ * a NaN is found before the commit, and the device never has to report one. The device then adds products with a factor
+ * of 1, which gives the bits of the host's kernels.
  *
  * A shadow is the copy of one block in pinned memory. Its states:
  *
  *    FREE --lend--> COPIES (its mark is not reached) --> THERE --the block has no reference any more--> FREE
  *                     \--the same, before the copy has ended------------------------------------------^
  *
- * Invariants. (1) All work on blocks is in one order, and copies to the host begin behind what the order had when they were
- * asked for. So a block may be given up, taken and written again while it is being copied: the copy is nobody's then. (2) A
- * shadow belongs to one block, which nobody writes to while it has references, or to none. One that is used again while its last
- * copy is under way is copied to behind that one: copies to the host have an order of their own. (3) There are as many shadows as
- * there were blocks at one time that pulls read: at most one for each present block, and those that pulls have pinned. (4) When a
- * function of the device fails, except `take` and `pin`, the server crashes, and the device is not given work again. */
+ * Invariants. (1) All work on blocks is in one queue. A copy to the host begins after the work queued before its
+ * request. So a block may be given up, taken and written again while it is copied; the copy then has no block. (2) A
+ * shadow belongs to at most one block, and a block with references is never written. If a shadow is used again while
+ * its last copy is under way, the new copy is behind that: they have their own queue. (3) The shadows are as many as
+ * the blocks that pulls read at one time: at most one for each present or pinned block. (4) If a function of the device
+ * (but `take` and `pin`) fails, the server crashes and gives it no more work. */
 #include "resident.h"
 
 #include <stdio.h>
 
 typedef struct resident_shadow {
-  struct resident_shadow *next; /* FREE: the next one */
+  struct resident_shadow *next; /* FREE: the next free shadow */
   uint8_t *at;
   uint64_t bytes;
-  void *mark; /* of its last copy, until that is known to be over */
+  void *mark; /* mark of its last copy, until that is known to be over */
 } resident_shadow;
 
 typedef struct resident {
@@ -37,10 +37,10 @@ typedef struct resident {
   void *self;
   uint8_t *products;       /* in device memory: MLFAB_DEVICE_STAGE bytes */
   resident_shadow *unused; /* of one size */
-  uint8_t **pool; /* memory that was given back: taking it from the device may make that wait */
+  uint8_t **pool; /* memory that was given back; taking memory from the device may make it wait */
   uint32_t npool, pool_room;
   uint64_t pool_bytes; /* of each */
-  int broken;          /* 2: it is another process's */
+  int broken;          /* 2: it belongs to another process */
 } resident;
 
 static resident *resident_of(mlfab__memory *memory) { return (resident *)(void *)memory; }
@@ -54,7 +54,7 @@ static void resident_break(resident *r, const char *what, int number) {
   mlfab__node_crash(r->node, MLFAB_ERR_DEVICE, text);
 }
 
-/* 1 if the function of the device failed with this number. */
+/* Returns 1 if the function of the device failed with this number. */
 static int resident_failed(resident *r, const char *what, int number) {
   if (number) resident_break(r, what, number);
   return r->broken;
@@ -67,7 +67,7 @@ static void resident_empty_pool(resident *r) {
   r->npool = 0;
 }
 
-/* What is taken is of one size, that of the model's blocks; what is given may be of a model that was before. */
+/* Taken memory has the size of the model's blocks. Given memory may come from an earlier model. */
 static uint8_t *resident_take(mlfab__memory *memory, uint64_t bytes) {
   resident *r = resident_of(memory);
   void *at = NULL;
@@ -112,7 +112,7 @@ static void resident_see(mlfab__memory *memory, uint8_t *to, const uint8_t *from
   if (r->broken) memset(to, 0, bytes);
 }
 
-/* --- what comes from the host --- */
+/* --- data from the host --- */
 
 /* Pinned memory for up to MLFAB_DEVICE_STAGE bytes, or NULL. */
 static uint8_t *resident_stage(resident *r) {
@@ -122,7 +122,7 @@ static uint8_t *resident_stage(resident *r) {
   return at;
 }
 
-/* From pinned memory. */
+/* Sends bytes from pinned memory. */
 static void resident_send(resident *r, uint8_t *to, const uint8_t *from, uint64_t bytes) {
   resident_failed(r, "copying from the host",
                   r->device->copy(r->self, MLFAB_DEVICE_FROM_HOST, to, from, bytes));
@@ -188,7 +188,7 @@ static void resident_step(mlfab__memory *memory, const mlfab__optimizer *optimiz
 
 /* --- shadows --- */
 
-/* Waits for the copies to the host that are under way. `products` is as good as any memory to look at. */
+/* Waits for the copies to the host that are under way, by a look at any memory (`products`). */
 static void resident_drain(resident *r) {
   uint8_t byte;
   for (resident_shadow *s = r->unused; s && !r->broken; s = s->next) {
@@ -206,7 +206,7 @@ static void resident_unpin(resident *r) {
     resident_shadow *s = r->unused;
     r->unused = s->next;
     if (s->mark && r->broken < 2) r->device->drop(r->self, s->mark);
-    /* What a broken device may still write to stays pinned. */
+    /* Memory that a broken device may still write to stays pinned. */
     if (!r->broken) r->device->unpin(r->self, s->at);
     mlfab__free(r->server->env, s, sizeof *s);
   }
@@ -215,7 +215,7 @@ static void resident_unpin(resident *r) {
 static resident_shadow *resident_shadow_get(resident *r, uint64_t bytes) {
   resident_shadow *s = r->unused;
   void *at = NULL;
-  if (s && s->bytes != bytes) { /* of a model that was before */
+  if (s && s->bytes != bytes) { /* of an earlier model */
     resident_drain(r);
     resident_unpin(r);
     if (r->broken) return NULL;
@@ -235,7 +235,7 @@ static resident_shadow *resident_shadow_get(resident *r, uint64_t bytes) {
   return s;
 }
 
-/* Begins to copy a block, behind all work on it so far. */
+/* Begins to copy a block, behind all queued work on the block. */
 static int resident_shadow_copy(resident *r, resident_shadow *s, const uint8_t *from,
                                 uint64_t bytes) {
   const mlfab_device *d = r->device;
@@ -299,19 +299,19 @@ static void resident_free(mlfab__memory *memory) {
 
 static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
 
-/* There is no pinned memory to copy the pull's bytes to. */
+/* Called if there is no pinned memory to copy the pull's bytes to. */
 static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->request &
-      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
+      MLFAB__SPREAD_BIT) { /* the policy notices, and answers those that wait for it */
     mlfab__serve_end(server, pull);
     return;
   }
   mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
-                    "the server is out of pinned memory for what it copies from its device");
+                    "the server is out of pinned memory for copies from its device");
   mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
 }
 
-/* Pulls wait for copies: asks again; or could not have any. */
+/* Asks again for pulls that wait for copies, or that could not get one. */
 static void resident_again(mlfab__memory *memory) {
   mlfab__server *server = resident_of(memory)->server;
   mlfab__serve_walk walk = {NULL, 0};

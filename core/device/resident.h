@@ -6,8 +6,8 @@
 #include "../../mlfab_device.h"
 #include "../server/server.h"
 
-/* The models of this server will be in memory of config.device. Errors: CONFIG, naming the function that the device lacks; MEMORY;
- * DEVICE. */
+/* Puts the models of this server into memory of config.device. Errors: CONFIG, naming the missing function of the
+ * device; MEMORY; DEVICE. */
 MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab_error *error);
 

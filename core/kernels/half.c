@@ -1,6 +1,6 @@
 /* half.c - converts float32 to 16 bits and back. Layer 1.
  *
- * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
+ * For: values that are sent in half precision. Storage and sums are never in 16 bits.
  *
  * Invariants: the portable code works on bits only, so neither the processor's rounding mode nor
  * -ffast-math affects a result. Magnitudes are clamped before they are rounded: values between the largest
@@ -77,8 +77,8 @@ MLFAB__INTERNAL float mlfab__half_narrow(double x) {
   return (float)(x > most ? most : x < -most ? -most : x);
 }
 
-/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off, and
- * no further. */
+/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off. The carry stops
+ * there. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
   const uint64_t each = 0x0001000100010001u;
   uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);
@@ -126,7 +126,7 @@ X86_HALVES(x86_f16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_F16, __m256i, X86_
 X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X86_LEAST16,
            X86_BF16X16_LOAD, _mm256_loadu_si256, x86_bf16x16_cut, _mm256_storeu_si256)
 
-/* By level and MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
+/* By level and MLFAB_HALF_*. They return the number of converted elements, from the first on: at most n. */
 static uint64_t (*const half_stores[3][3])(uint16_t *out, const float *in, uint64_t n) = {
     {NULL},
     {NULL, x86_f16_avx2_half_store, x86_bf16_avx2_half_store},

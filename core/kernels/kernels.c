@@ -4,12 +4,11 @@
  * the same pass over memory. The caller chooses the arrays, and may split the
  * work among threads.
  *
- * Invariants: an element of a result depends only on its operands and their order, never on the row,
- * alignment, position in the array or compiler flags: workers that compute the same sum must get the same
- * bits. This is ensured as follows:
- *  - The product of an update and its scale passes through an empty asm statement or a settled array before
- *    it is added, so that no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu
- *    modes and has no pragma against it; clang ignores the pragma under -ffast-math.)
+ * Invariants: an element of a result depends only on its operands and their order. The row, alignment, position in the
+ * array and compiler flags have no effect: workers that compute the same sum must get the same bits. The means:
+ *  - The product of an update and its scale passes through an empty asm statement or a settled array before it is
+ *    added. So no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu modes and has no
+ *    pragma against it; clang ignores the pragma under -ffast-math.)
  *  - Finiteness is tested on exponent bits in integers. Adding one to an exponent of all ones carries into
  *    the sign bit; or-ing the carries keeps branches out of the loops.
  *  - The portable kernels process the unaligned ends for the rows.
@@ -73,8 +72,8 @@ static void *kernel_at(const void *array, uint64_t bytes) {
 
 /* ---- adding an update ---- */
 
-/* The portable kernel: dst = w + s * u; s * u when w is NULL; only the check when dst is NULL. dst == w has
- * a loop of its own, because compilers vectorise two pointers only after a test for overlap. */
+/* The portable kernel: dst = w + s * u; without w (NULL) dst = s * u; without dst only the check. dst == w has a loop
+ * of its own, because compilers vectorise two pointers only after a test for overlap. */
 #define KERNEL_PORTABLE(name, real, word, exponent, one)                                    \
   static int name(void *to, const void *from, const void *what, double scale, uint64_t n) { \
     real *dst = (real *)to;                                                                 \
@@ -128,7 +127,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) 
 /* Elements of the next call of cblas. */
 static uint64_t kernel_cblas_count(uint64_t left) { return mlfab__min(left, MLFAB__CBLAS_MOST); }
 
-/* In pieces: our own kernel checks the products, while cblas finds them in the cache afterwards. */
+/* Works in pieces: our own kernel checks the products, and cblas then finds them in the cache. */
 static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, void *dst,
                             const void *w, const void *u, double scale, uint64_t n) {
   uint64_t bytes = mlfab__dtype_bytes(dtype), count;
@@ -143,8 +142,8 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   return finite;
 }
 
-/* Does multiplying by the scale, as rounded to the type, clear the numbers? Then only the signs of zeros are left, and
- * cblas need not keep those. */
+/* Does multiplying by the scale, rounded to the type, clear the numbers? Then only the signs of zeros are left, and
+ * cblas may change those. */
 static int kernel_clears(int dtype, double scale) {
   return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
 }
@@ -184,8 +183,8 @@ MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
-/* Eight partial sums, added in a fixed order: fast, and the same bits every time on one machine. Alignment
- * is not used, so that the array's address has no effect. */
+/* Eight partial sums, added in a fixed order: fast, and the same bits every time on one machine. Ignores alignment, so
+ * that the array's address has no effect. */
 #define KERNEL_NORM2(name, type)                                                              \
   static double name(const type *u, uint64_t n) {                                             \
     double sum[8] = {0};                                                                      \

@@ -1,10 +1,9 @@
 /* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
  *
- * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor;
- * where a row has none, the portable kernel is used. Every row gives the same bits (except norms), whatever
- * the compiler flags, the alignment and the position in the array: no fused multiply-add, no reassociation.
- * Finiteness is tested on bits, so that -ffast-math cannot hide a NaN. Pointers need only the alignment of
- * their elements.
+ * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor; for each
+ * gap the portable kernel is used. Every row gives the same bits (except norms), whatever the compiler flags, the
+ * alignment and the position in the array: fused multiply-add and reassociation are excluded. Finiteness is tested on
+ * bits, so that -ffast-math cannot hide a NaN. Pointers need only the alignment of their elements.
  *
  * Arithmetic: F32 and F64 round once an operation. F16 and BF16 are computed in float32 and rounded once at
  * the end, to nearest, ties to even, overflowing to infinity. I64 is modulo 2^64. MLFAB_OP_MIN and
@@ -13,13 +12,14 @@
  * adds; mlfab__kernel_divide does the rest.
  *
  * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
- * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Those ending in _by take
- * config.kernels. Tests compare the rows.
+ * VL). It must not be above mlfab__kernel_level. Functions ending in _by take config.kernels. All others take the
+ * highest row. Tests compare the rows.
  *
  * cblas. A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, except norms, and
- * except that of two NaNs either may stay: scal rounds the product, and axpy, which is called with 1 only, the sum. So
- * it does not matter whether the library fuses the two, where an array begins, or which processor a rank has. */
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
+ * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
+ * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
+ * effect. */
 #ifndef MLFAB__KERNELS_H
 #define MLFAB__KERNELS_H
 
@@ -38,10 +38,10 @@ MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
-/* Added to a row. Only where MLFAB_WITH_CBLAS is 1, and for add, combine_many and norm2. */
+/* A bit to add to a row, only if MLFAB_WITH_CBLAS is 1. For add, combine_many and norm2. */
 #define MLFAB__KERNEL_CBLAS 4
-/* Elements of one call of cblas. The pieces of an addition stay in the L1 cache; OpenBLAS uses its threads from 10,001
- * elements on; and a count of cblas may be a 32-bit int. */
+/* Maximum elements of one call of cblas. The pieces of an addition stay in the L1 cache. OpenBLAS uses its threads from
+ * 10,001 elements on. A count of cblas may be a 32-bit int. */
 #define MLFAB__CBLAS_MOST 2048u
 
 /* The row for config.kernels. */
@@ -49,11 +49,11 @@ static inline int mlfab__kernel_row_of(uint32_t kernels) {
   return mlfab__kernel_level() | (kernels == MLFAB_KERNELS_CBLAS ? MLFAB__KERNEL_CBLAS : 0);
 }
 
-/* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite,
- * else 0 (the contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst
- * may be w or u; no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by
- * (float)scale; I64 by its integer part, and returns 0 with dst untouched for a scale beyond int64.
- * `stream` 1: dst will not be read soon (non-temporal stores where they help). Not for F16, BF16. */
+/* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite, else 0 (the
+ * contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst may be w or u; no other
+ * overlap. scale 1 keeps all bits of u, and -1 all but the sign. F32 multiplies by (float)scale; I64 by its integer
+ * part, and returns 0 with dst untouched for a scale beyond int64. `stream` 1: dst will not be read soon (non-temporal
+ * stores where they help). Not for F16, BF16. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
@@ -73,7 +73,7 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
   mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* A row, by element type; the functions are described above. NULL: use the portable code. A device would be a row of
- * its own; a row that completes later would need start and poll in addition. */
+ * its own, with start and poll in addition if it completes later. */
 typedef void mlfab__combine_fn(int op, void *const *dst, uint32_t ndst, uint64_t past,
                                const void *const *in, uint32_t k, uint64_t from, uint64_t to);
 typedef struct mlfab__kernels {
@@ -87,8 +87,8 @@ typedef struct mlfab__kernels {
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 
 /* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
- * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
- * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
+ * elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
+ * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 #if MLFAB_WITH_CBLAS
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 #else

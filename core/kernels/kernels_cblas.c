@@ -1,19 +1,19 @@
 /* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
  *
- * For: adding and scaling by axpy and scal, norms by nrm2. Not for: deciding which arrays take this way (config.kernels
- * does, never a measurement), or cutting them: kernels.c passes pieces.
+ * For: adding and scaling by axpy and scal, norms by nrm2. config.kernels alone decides which arrays take this way,
+ * without measurements. kernels.c cuts arrays and passes pieces.
  *
  * Invariants:
- *  (C1) Sums and products have the bits of the other rows, except that of two NaNs either may stay. A product is rounded by scal; axpy, which some libraries
- *       fuse, is called with a factor of 1, whose product is exact.
+ *  (C1) Sums and products have the bits of the other rows, except that of two NaNs either may stay. scal rounds a
+ *       product. axpy, which some libraries fuse, is called with a factor of 1, so its product is exact.
  *  (C2) A call has at most MLFAB__CBLAS_MOST elements. OpenBLAS computes such vectors in the calling thread (its axpy
- *       uses threads from 10,001 elements on, scal from 1,048,577 on, nrm2 never or from 10,001 on), so that the
- *       number of threads, which is the program's setting, is neither read nor changed. The reference library has no
- *       threads. Other libraries may use theirs.
- *  (C3) The two arrays of an axpy are different ones: an input that is the destination as well is copied first, except
- *       that sums grow in the destination where only the first input is there.
- *  (C4) |u|^2 is the square of nrm2, so it has the relative error of a float for F32. Where it is not finite, the
- *       elements are left to the own kernels, whose sum is a double.
+ *       uses threads from 10,001 elements on, scal from 1,048,577 on, nrm2 never or from 10,001 on), so mlfab neither
+ *       reads nor changes the number of threads, which the program sets. The reference library has no threads. Other
+ *       libraries may use theirs.
+ *  (C3) The two arrays of an axpy differ: an input that is also the destination is copied first. If only the first
+ *       input is the destination, the sums grow in it instead.
+ *  (C4) |u|^2 is the square of nrm2, so it has the relative error of a float for F32. If it is infinite or NaN, our own
+ *       kernels, whose sum is a double, do the elements.
  * cblas is called with increments of 1 only. It allocates nothing for such calls.
  *
  * Source: Lawson, Hanson, Kincaid and Krogh, "Basic Linear Algebra Subprograms for Fortran Usage", 1979. */

@@ -17,7 +17,7 @@
 #define COMBINE_STAGE 256u
 /* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define COMBINE_STREAM_BYTES 65536u
-/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
+/* Vector kernels process multiples of this; in larger arrays, from a cache line on. */
 #define COMBINE_LINE 64u
 #define COMBINE_TURN 256u
 #define COMBINE_LITTLE_BYTES 32768u
@@ -40,8 +40,8 @@ MLFAB__INTERNAL const char *mlfab__op_name(int op) {
 
 /* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
-/* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the
- * largest number and the next one, which does not exist. */
+/* A NaN stays NaN and becomes quiet, as with the processor's instruction. 65520 is halfway between the largest number
+ * and the next one, which does not exist. */
 static uint16_t combine_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
@@ -204,8 +204,7 @@ MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t
   return mlfab__kernel_finite(dtype, data, n);
 }
 
-/* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
- * cache. */
+/* The destinations to write with non-temporal stores: all but those that are inputs, whose lines are in the cache. */
 static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {

@@ -112,7 +112,7 @@ X86_AS_HALF(x86_bf16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256
       name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
     else if ((has_or) && op == MLFAB__OP_OR)                                                       \
       name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
-    else if (k == 2 && ndst == 1 && past == 0) /* the usual case, as a loop of its own */          \
+    else if (k == 2 && ndst == 1 && past == 0) /* the usual case has a loop of its own */          \
       name##_loop(MLFAB_OP_SUM, dst, 1, 0, in, 2, from, to);                                       \
     else                                                                                           \
       name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \

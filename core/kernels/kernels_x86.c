@@ -81,8 +81,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
   return &rows[level];
 }
 
-/* Not every compiler can test for F16C; processors with AVX2 and FMA have it. The filters' kernels need
- * BMI2. */
+/* Some compilers cannot test for F16C, but processors with AVX2 and FMA have it. The filters' kernels need BMI2. */
 MLFAB__INTERNAL int mlfab__kernel_level(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

@@ -1,7 +1,7 @@
 /* packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
- * For: writing packets, and reading untrusted ones. Not for: choosing what is kept, sending packets, or
- * checking that the elements are in one slice.
+ * For: writing packets, and reading untrusted packets. Callers choose the elements to keep, send packets, and check
+ * that the elements are in one slice.
  *
  * Invariants: a packet that passes mlfab__packet_open is safe to unpack while its bytes do not change:
  * marks are counted and in range, and lengths follow from them. Equal contents give equal packets: the
@@ -203,8 +203,8 @@ static void packet_put(uint8_t *out, int dtype, int half, const void *values, ui
   }
 }
 
-/* Writes the header, and zeros where padding may be; later writes cover the rest of these. Returns where
- * the values go; *packet is what mlfab__packet_open will return. */
+/* Writes the header, and zeros in the places of possible padding; later writes cover the rest of these. Returns the
+ * address for the values; *packet is as mlfab__packet_open will set it. */
 static uint8_t *packet_header(uint8_t *out, const mlfab__packet_shape *shape, int form,
                               uint32_t kept, int last, mlfab__packet *packet) {
   mlfab__packet p = {.offset = shape->offset,
@@ -247,8 +247,8 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
   if (packet->form == MLFAB__PACKET_BITMAP) memcpy(marks, keep, (size_t)words * 8);
   if (packet->form != MLFAB__PACKET_INDEX) return;
   for (uint32_t i = 0; i < words; i++) {
-    /* With few marks most words have one or none. The first index is written without a branch; if there is
-     * none, a zero is written, which the next index, padding or value overwrites. */
+    /* With few marks, most words have one mark or none. The first index is written without a branch; if there is none,
+     * a zero is written, which the next index, padding or value overwrites. */
     uint64_t word = keep[i];
     uint32_t any = word != 0, first = mlfab__lowest(word | (uint64_t)1 << 63);
     uint16_t index = (uint16_t)((i * 64 + first) * any);

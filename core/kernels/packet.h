@@ -9,9 +9,9 @@
  *    24 body: bitmap (a bit a grain) or indices of grains (u16, ascending), padded to 8 bytes; the
  *       values of the kept grains, in order, padded to 8 bytes. Padding is zero.
  *
- * Packets follow one another without gaps; each is a multiple of 8 bytes and must be aligned to 8. A packer
- * writes at most mlfab__packet_bound of its elements, and returns the packet's size; 0 when nothing is
- * kept, and the output is unspecified then. I64 cannot be sent in 16 bits. */
+ * Packets follow one another without gaps; each is a multiple of 8 bytes and must be aligned to 8. A packer writes at
+ * most mlfab__packet_bound of its elements. It returns the packet's size; 0 if it keeps no element, with unspecified
+ * output. I64 cannot be sent in 16 bits. */
 #ifndef MLFAB__PACKET_H
 #define MLFAB__PACKET_H
 
@@ -44,8 +44,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
 
 /* Packets are read more than once: first checked, later used. Memory that the sender still maps may change
  * in between. So the packets of a frame are copied to private memory before the check, and the frame is not
- * read afterwards. This allocates such memory, for one frame, unless it exists; its owner calls
- * mlfab__free_aligned. Errors: MEMORY. */
+ * read afterwards. This allocates such memory, for one frame, if it is missing; its owner calls mlfab__free_aligned.
+ * Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p);
 #define MLFAB__PACKET_ROOM MLFAB_BULK_MAX
 /* Copies these bytes to that memory. */
@@ -67,8 +67,8 @@ typedef struct mlfab__packet_shape {
 MLFAB__INTERNAL uint32_t mlfab__packet_dense(uint8_t *out, const mlfab__packet_shape *shape,
                                              const void *values);
 /* Packs the elements of marked grains, in the smallest form; `values` is the array of all elements. Bit i
- * of keep[i / 64] is grain i; bits beyond the last are 0. may_dense: may send unmarked values too if that
- * is smaller. */
+ * of keep[i / 64] is grain i; bits beyond the last are 0. may_dense: unmarked values may be sent, too, if that is
+ * smaller. */
 MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_shape *shape,
                                               const void *values, const uint64_t *keep,
                                               int may_dense);
@@ -76,8 +76,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_
 MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_shape *shape,
                                               const uint32_t *indices, const void *values,
                                               uint32_t kept);
-/* Writes a packet except for its values, in the smallest form. *values_p: where the caller must write one
- * value for each marked element (of the type, or uint16_t), for instance with mlfab__filter_emit. */
+/* Writes a packet except its values, in the smallest form. *values_p: place for one value of each marked element (of
+ * the type, or uint16_t). The caller must write them, for instance with mlfab__filter_emit. */
 MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_shape *shape,
                                              const uint64_t *keep, uint8_t **values_p);
 
@@ -87,8 +87,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_s
 /* With zeros for elements that are not kept. */
 MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
-/* w += scale * u for kept elements, rounded as mlfab__kernel_add does. 0 when a scale * u is not finite, or
- * the scale of I64 is invalid; the contents of w are unspecified then. */
+/* w += scale * u for kept elements, rounded as in mlfab__kernel_add. Returns 0 if a product is infinite or NaN, or the
+ * scale of I64 is invalid. The contents of w are unspecified then. */
 MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
 /* w = u for kept elements. */
 MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w);

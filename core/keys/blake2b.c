@@ -8,7 +8,7 @@ static const uint64_t blake2b_iv[8] = {
 MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
 #if defined(__GNUC__) || defined(__clang__)
   memset(memory, 0, bytes);
-  __asm__ volatile("" : : "r"(memory) : "memory"); /* it may read what was written */
+  __asm__ volatile("" : : "r"(memory) : "memory"); /* forces the writes: it may read them */
 #else
   volatile uint8_t *at = memory;
   while (bytes-- > 0) *at++ = 0;
@@ -33,7 +33,7 @@ static inline uint64_t blake2b_load(const uint8_t *at) {
 
 static inline uint64_t blake2b_rotate(uint64_t x, unsigned n) { return x >> n | x << (64 - n); }
 
-/* One quarter of half a round. All indexes are constants, so that v stays in registers. */
+/* One of the four mixings of half a round. All indexes are constants, so that v stays in registers. */
 #define BLAKE2B_G(a, b, c, d, x, y) \
   do {                              \
     a = a + b + (x);                \

@@ -1,7 +1,7 @@
-/* blake2b.h - BLAKE2b with a key: a hash that nobody computes without the key.
+/* blake2b.h - BLAKE2b with a key: a hash that can be computed only with the key.
  *
- * It does not encrypt. A digest has 1 to 64 bytes, a key 0 to 64 (0: a plain hash). The state holds what the key makes
- * of it: wipe it after use, and wipe keys.
+ * It does not encrypt. A digest has 1 to 64 bytes, a key 0 to 64 (0: a plain hash). The state depends on the key: wipe
+ * the state and the key after use.
  *
  * Source: RFC 7693. Cost: 0.8 to 1.4 GB/s a core. */
 #ifndef MLFAB__BLAKE2B_H
@@ -14,8 +14,8 @@
 
 typedef struct mlfab__blake2b {
   uint64_t h[8];
-  uint64_t bytes; /* hashed so far, without those in `block`; below 2^64 */
-  uint32_t held;  /* bytes in `block`, which is hashed when more follow */
+  uint64_t bytes; /* bytes hashed so far, without those in `block`; below 2^64 */
+  uint32_t held;  /* bytes in `block`; it is hashed when more bytes follow */
   uint32_t digest_bytes;
   uint8_t block[MLFAB__BLAKE2B_BLOCK];
 } mlfab__blake2b;
@@ -26,16 +26,16 @@ MLFAB__INTERNAL void mlfab__blake2b_add(mlfab__blake2b *s, const void *data, siz
 /* Writes the digest, and wipes the state. */
 MLFAB__INTERNAL void mlfab__blake2b_end(mlfab__blake2b *s, void *digest);
 
-/* The state after a key was hashed, in 64 bytes: for many digests under one key. Hashes the key's block, so something
- * has to be added after `resume`. */
+/* Writes the state after the key was hashed, 64 bytes: for many digests under one key. It hashes the key's block, so at
+ * least one byte has to be added after `resume`. */
 MLFAB__INTERNAL void mlfab__blake2b_prepare(uint64_t h[8], uint32_t digest_bytes, const void *key,
                                             uint32_t key_bytes);
 MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8],
                                            uint32_t digest_bytes);
 
-/* Overwrites memory, also where the compiler sees that nobody reads it again. */
+/* Overwrites memory, even if the compiler sees that nobody reads it again. */
 MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes);
-/* 1 when equal. The time does not depend on the contents. */
+/* Returns 1 if the two are equal. The time does not depend on the contents. */
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes);
 
 #endif

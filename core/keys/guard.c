@@ -3,12 +3,12 @@
 
 #include <stdio.h>
 
-/* A frame that lacks bytes may have so many frames behind it. Each 12 cost a hash. */
+/* The number of frames that may follow a frame that lacks bytes. Twelve of them cost one hash. */
 enum { GUARD_AHEAD = 256 };
 
 typedef struct guard_self {
   mlfab__fabric_keys keys;
-  uint8_t pool[MLFAB__BLAKE2B_MAX]; /* nonces are hashes of a counter under it */
+  uint8_t pool[MLFAB__BLAKE2B_MAX]; /* the key of nonces, which are hashes of a counter */
   uint64_t nonces;                  /* drawn */
 } guard_self;
 
@@ -30,18 +30,18 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
   mlfab__blake2b_end(&s, self->pool);
 }
 
-/* The job of a challenge: a hash with its nonce, so that it tells a listener no more than a guess of the name does. */
+/* The job of a challenge: a hash with its nonce, so a listener can only test a guess of the name. */
 static uint64_t guard_job(const mlfab_node *node, const mlfab__challenge *c) {
   return mlfab__mix(node->job ^ mlfab__mix(c->nonce[0]));
 }
 
-/* Why a caller without a common key is refused. Of several ports one may be another job's, with another key. */
+/* The reason to refuse a caller without a common key. Several ports may lead to several jobs. */
 static const char *guard_foreign(const mlfab_node *node, const mlfab__challenge *c) {
   return c->job == guard_job(node, c) ? "the caller's key is not this job's (MLFAB_KEY)"
                                       : "the jobs have different names (MLFAB_JOB), and keys";
 }
 
-/* The call of a link that is not proven has failed; *link is gone after it. */
+/* Ends the failed call of a link that is not proven; the link is gone afterwards. */
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
   if (joining && !mlfab__bootstrap_elsewhere(node, code, text)) {
@@ -55,8 +55,8 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 
 /* --- the calling end --- */
 
-/* The number of the process that this call wants to reach, what it may be, and the first frame on its link. The two ends
- * may disagree about the world, which JOIN finds out: so it is no node id. */
+/* Fills in the number and the roles of the process that this call wants to reach, and the first frame on its link. The
+ * number is no node id: the two ends may disagree about the world, and only JOIN detects that. */
 static void guard_want(const mlfab_node *node, uint64_t token, mlfab__challenge *c) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   uint32_t servers = node->config.servers, place = 0;
@@ -106,7 +106,7 @@ static const char *guard_name(uint32_t roles) {
                                         : "replica";
 }
 
-/* Is the process with this number and these roles the one that was called? */
+/* Does this call want the process with this number and these roles? */
 static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
   return number == c->to && (roles & c->of);
 }
@@ -145,7 +145,7 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
   mlfab__node_call_up(node, token, index);
 }
 
-/* A REFUSE before any proof: its text is not shown, because anybody may have written it. */
+/* Takes a REFUSE before any proof. Its text is not shown, because anybody may have written it. */
 static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
   static const char *const known[] = {
       "this job has none (MLFAB_KEY)",
@@ -180,7 +180,7 @@ static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
   guard_nonce(guard_of(node), link->pending, answer->nonce);
 }
 
-/* Returns NULL, or why the caller is refused. */
+/* Returns NULL, or the reason to refuse the caller. */
 static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint8_t *meta,
                                     uint32_t bytes) {
   guard_self *self = guard_of(node);
@@ -212,7 +212,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   mlfab__session session;
   uint32_t own;
   if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
-    return "a proof that does not parse, or without a challenge";
+    return "a proof that does not parse, or came before a challenge";
   int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
   if (key < 0) return guard_foreign(node, &proof.challenge);
   memset(&session, 0, sizeof session);
@@ -232,7 +232,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   return NULL;
 }
 
-/* The frames of a proof say nothing in their header: the proofs do not cover it. */
+/* Checks that the header of a frame of a proof is empty: the proofs do not cover it. */
 static int guard_is_bare(const mlfab__header *h) {
   return h->job == 0 && !(h->sender | h->epoch | h->incarnation | h->flags);
 }
@@ -256,7 +256,7 @@ static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header
 
 /* --- every frame --- */
 
-/* The first frame after the proof: is it the one that the challenge announced, from that node? */
+/* Is the first frame after the proof the frame that the challenge announced, from that node? */
 static int guard_is_announced(const mlfab__link *link, const mlfab__header *header) {
   const mlfab__challenge *c = &link->session->challenge;
   return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
@@ -293,7 +293,7 @@ static int guard_is_next(mlfab__session *session, const mlfab__header *header, u
   return next && (header->flags & MLFAB__WIRE_TAGGED);
 }
 
-/* Before the rest of a frame is awaited: guard.h (5). */
+/* Checks a header before the rest of its frame is awaited: guard.h (5). */
 static void guard_head(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   const mlfab__link *link = &node->links[index];
   mlfab__header header;

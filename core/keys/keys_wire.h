@@ -1,4 +1,4 @@
-/* keys_wire.h - frames with which the two ends of a link prove that they know the fabric's key. See guard.h, wire.h. */
+/* keys_wire.h - frames by which the two ends of a link prove that they know the fabric's key. See guard.h, wire.h. */
 #ifndef MLFAB__KEYS_WIRE_H
 #define MLFAB__KEYS_WIRE_H
 
@@ -8,16 +8,16 @@ typedef struct mlfab__challenge { /* caller -> called, the first frame of a link
   uint32_t node, roles, epoch;    /* of the caller */
   uint32_t first; /* the frame type that will follow the proof: JOIN, HELLO or MEET */
   uint32_t to,
-      of; /* number of the process that it wants, as a worker or server, and what it may be: MLFAB_ROLE_* */
-  uint32_t vouched; /* 1: its kernel says that the other end is this user's */
+      of; /* number of the wanted process, as a worker or server, and its possible roles: MLFAB_ROLE_* */
+  uint32_t vouched; /* 1: the caller's kernel says that the other end is this user's */
   uint64_t nonce[2];
-  uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
-  uint64_t job; /* a hash (guard.c): without a common key it tells whether the two are of one job */
+  uint64_t keys[2]; /* names of the caller's keys, best first; 0: no second key */
+  uint64_t job;     /* hash (guard.c): tells ends without a common key whether they share a job */
 } mlfab__challenge;
 
 typedef struct mlfab__answer {   /* called -> caller */
   uint32_t number, roles, epoch; /* of the called node: its number as a worker or server */
-  uint32_t key;                  /* the first of the caller's keys that it has: 0 or 1 */
+  uint32_t key;                  /* place of the caller's first key that this node has: 0 or 1 */
   uint32_t vouched;              /* 1: both kernels vouch, so the frames that follow have no tags */
   uint64_t nonce[2], proof[2];
 } mlfab__answer;

@@ -1,8 +1,8 @@
 /* poly1305.c - Poly1305. See poly1305.h.
  *
- * Numbers modulo 2^130 - 5 are five limbs of 26 bits. Sums of limbs may be a little larger: every product below is
- * of a factor below 2^28 and one below 2^29 (r, and r times 5), so the ten that are added at most fit 64 bits. All steps
- * take a time that depends on the number of bytes only. */
+ * Numbers modulo 2^130 - 5 have five limbs of 26 bits. Sums of limbs may be a little larger. Every product below has a
+ * factor below 2^28 and a factor below 2^29 (r, and r times 5), so a sum of ten products fits 64 bits. The time of all
+ * steps depends on the number of bytes only. */
 #include "poly1305.h"
 
 #include "blake2b.h"
@@ -16,7 +16,7 @@
 
 #define POLY1305_LIMB 0x3ffffffu
 
-enum { POLY1305_BLOCK = 16, POLY1305_WIDE = 512 /* bytes from which four blocks at a time pay */ };
+enum { POLY1305_BLOCK = 16, POLY1305_WIDE = 512 /* least bytes for four blocks at a time */ };
 
 typedef struct poly1305_number {
   uint32_t limb[5];
@@ -37,7 +37,7 @@ static inline poly1305_number poly1305_read(const uint8_t *at, uint32_t whole) {
                             (uint32_t)(high >> 40) | whole << 24}};
 }
 
-/* What is above 26 bits goes to the next limb; from the last one, 2^130 = 5. */
+/* Carries the bits above 26 of each limb to the next limb. The last limb carries to the first, times 5: 2^130 = 5. */
 static inline poly1305_number poly1305_carried(const uint64_t sum[5]) {
   uint64_t a = sum[0], b = sum[1] + (a >> 26), c = sum[2] + (b >> 26), d = sum[3] + (c >> 26);
   uint64_t e = sum[4] + (d >> 26), back = (a & POLY1305_LIMB) + 5 * (e >> 26);
@@ -46,7 +46,7 @@ static inline poly1305_number poly1305_carried(const uint64_t sum[5]) {
        (uint32_t)c & POLY1305_LIMB, (uint32_t)d & POLY1305_LIMB, (uint32_t)e & POLY1305_LIMB}};
 }
 
-/* One limb of a product: the factors of h from the highest of r down; those beyond it are times 5. */
+/* One limb of a product: the factors of h, from the highest limb of r down. Beyond the lowest: times 5. */
 #define POLY1305_LIMB_OF(r0, r1, r2, r3, r4)                                                 \
   ((uint64_t)h->limb[0] * (r0) + (uint64_t)h->limb[1] * (r1) + (uint64_t)h->limb[2] * (r2) + \
    (uint64_t)h->limb[3] * (r3) + (uint64_t)h->limb[4] * (r4))
@@ -80,14 +80,14 @@ static void poly1305_blocks(poly1305_number *sum, const poly1305_number *r, cons
 #if POLY1305_X86
 
 #define POLY1305_AVX2 __attribute__((target("avx2")))
-/* gcc would call them, with all lanes in memory. */
+/* Otherwise gcc calls these functions, with all lanes in memory. */
 #define POLY1305_INLINE __attribute__((target("avx2"), always_inline)) static inline
 
 typedef struct poly1305_four { /* a number in each of four lanes */
   __m256i limb[5];
 } poly1305_four;
 
-typedef struct poly1305_factor { /* and what the higher limbs count for: 5 times as much */
+typedef struct poly1305_factor { /* and the same times 5, for the higher limbs */
   __m256i limb[5], five[5];
 } poly1305_factor;
 
@@ -132,7 +132,7 @@ POLY1305_INLINE poly1305_four poly1305_times4(poly1305_four h, const poly1305_fa
 #undef POLY1305_MUL
 #undef POLY1305_SUM
 
-/* Moves what is above 26 bits of a limb to another. */
+/* Moves the bits above 26 from a limb to another limb. */
 #define POLY1305_CARRY(from, to)                                    \
   do {                                                              \
     __m256i above = _mm256_srli_epi64(n.limb[from], 26);            \
@@ -142,7 +142,7 @@ POLY1305_INLINE poly1305_four poly1305_times4(poly1305_four h, const poly1305_fa
     n.limb[to] = _mm256_add_epi64(n.limb[to], above);               \
   } while (0)
 
-/* Two chains, which the processor runs at a time. */
+/* Two chains of carries, which the processor runs in parallel. */
 POLY1305_INLINE poly1305_four poly1305_carry4(poly1305_four n) {
   const __m256i limb = _mm256_set1_epi64x(POLY1305_LIMB);
   POLY1305_CARRY(0, 1);
@@ -169,8 +169,8 @@ POLY1305_AVX2 static poly1305_factor poly1305_factor4(const poly1305_number *a,
   return f;
 }
 
-/* Four sums over every fourth block, each multiplied by r^4 for each block; in the end by r^4 to r, so that they add up to
- * the one sum. `bytes` is a multiple of 64, and not 0. */
+/* Each of four lanes sums every fourth block, and multiplies by r^4 after each block. In the end the lanes are
+ * multiplied by r^4 to r, and so add up to one sum. `bytes` is a positive multiple of 64. */
 POLY1305_AVX2 static poly1305_number poly1305_wide(const poly1305_number *r, const uint8_t *at,
                                                    size_t bytes) {
   poly1305_powers k;
@@ -216,7 +216,7 @@ MLFAB__INTERNAL int mlfab__poly1305_level(void) { return 0; }
 
 #endif
 
-/* The sum modulo 2^130 - 5, plus s, modulo 2^128. */
+/* Writes the tag: the sum modulo 2^130 - 5, plus s, modulo 2^128. */
 static void poly1305_end(const poly1305_number *h, const uint8_t *s, uint8_t *tag) {
   uint64_t sum[5], less[5], carry = 5, word = 0;
   for (int i = 0; i < 5; i++) sum[i] = h->limb[i];

@@ -3,9 +3,9 @@
 
 #include "poly1305.h"
 
-/* The first 16 bytes are the tag of a frame with a small bulk, the others a key for that of a large one. */
+/* The first 16 bytes are the tag of a frame with a small bulk. The others are the key for the tag of a large bulk. */
 enum { SESSION_DIGEST = MLFAB__TAG_BYTES + MLFAB__POLY1305_KEY };
-/* Numbers that are hashed like counters of frames, which are smaller. */
+/* The first of the numbers that are hashed in the same way as counters of frames. Counters are smaller. */
 #define SESSION_PADS (UINT64_C(1) << 63)
 #define SESSION_MIX UINT64_MAX
 
@@ -19,7 +19,7 @@ static void session_hash(void *digest, uint32_t digest_bytes, const void *key, c
   mlfab__blake2b_end(&s, digest);
 }
 
-/* A number in little-endian bytes, and back. */
+/* Writes a number as little-endian bytes. */
 static void session_number(uint8_t at[8], uint64_t number) {
   for (int i = 0; i < 8; i++) at[i] = (uint8_t)(number >> 8 * i);
 }

@@ -4,16 +4,16 @@
 
 #include "../wire/wire.h"
 
-/* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. The bulk is some of these bytes, and `at` counts from it, modulo 2^64. So the worker can read a
- * run only if the bulk came as a reference to the file of the run (base/shm_memory.h). */
+/* server -> worker: the places of a view's bytes in the server's blocks. The blocks stay as they are until the worker's
+ * PULL_CANCEL for this request. The bulk is some of these bytes, and `at` counts from its beginning, modulo 2^64. So
+ * the worker can read a run only if the bulk came as a reference to the file of the run (base/shm_memory.h). */
 typedef struct mlfab__view_run {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t at;
 } mlfab__view_run;
 #define MLFAB__VIEW_RUNS_MAX 1024 /* of a frame */
 #define MLFAB__VIEW_LEAST \
-  32768u /* bytes of a bulk that a transport of one host refers to, where it can */
+  32768u /* bytes of a bulk that a transport of one host refers to, if it can */
 
 typedef struct mlfab__view {
   uint64_t request;

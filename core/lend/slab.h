@@ -1,11 +1,11 @@
 /* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
  *
- * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
- * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
- * an area is freed when none of its blocks is in use.
+ * If processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
+ * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where
+ * it is; an area is freed when none of its blocks is in use.
  *
- * Invariants: `used` counts the blocks of an area that were taken and not given back; the others are in `free`, in such an order
- * that an area from which nothing was given back yields ascending addresses. */
+ * Invariants: `used` counts the blocks of an area that were taken and not given back. The others are in `free`. Their
+ * order yields ascending addresses until a block is given back. */
 #ifndef MLFAB__SLAB_H
 #define MLFAB__SLAB_H
 
@@ -27,10 +27,10 @@ typedef struct mlfab__slab_areas {
   const mlfab__shm_memory_table *on; /* NULL: areas are private */
   mlfab__shm_memory *memory;
   mlfab__slab_area *areas;
-  int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
+  int empties; /* areas freed now have no readers: see release in shm_memory.h */
 } mlfab__slab_areas;
 
-/* As of mlfab__slab, of a mlfab__slab_areas. The `more` blocks are in the same new area if there has to be one. */
+/* The functions of mlfab__slab for a mlfab__slab_areas. If a new area is needed, it holds the `more` blocks, too. */
 MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
                                           uint32_t more);
 MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);

@@ -1,15 +1,15 @@
 /* view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
  *
- * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
- * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
- * checked against it. Otherwise, or if the server says UNSUPPORTED, everything is asked for again as an ordinary pull into
- * memory of the view's own: it is a copy then. A copy has all of the view, so that it is of the same kind everywhere.
+ * A worker asks for a view by an ordinary pull with a flag. A server answers with VIEW frames, which give the addresses
+ * of the bytes in its blocks, counted from the frame's bulk. If the bulk came by reference, the worker holds the memory
+ * around it, and checks the runs against it. Otherwise, or if the server answers UNSUPPORTED, the worker repeats all of
+ * it as an ordinary pull into memory of the view: it is a copy then. So a view is never half a copy.
  *
  *    free --pull_view--> MAPPED --all servers have told--> OUT --release--> free
  *                           '--no reference--> COPIED --pulled--> OUT
  *
- * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
- * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
+ * Invariants: a server's answer is kept with its number, and forgotten when it is asked again. The runs of a view that
+ * is OUT cover the requested bytes exactly once. Its holds keep the memory of the runs. */
 #include "view.h"
 
 #include "../kernels/kernels.h"
@@ -52,7 +52,7 @@ static void view_ask(const mlfab__fetch *fetch, uint32_t server, mlfab__pull *pu
   pull->epoch = ++fetch->view->asks[server];
 }
 
-/* --- what a server has told --- */
+/* --- the answers of servers --- */
 
 static void view_forget(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server) {
   uint32_t kept = 0;
@@ -98,7 +98,7 @@ static int view_between(const mlfab__layout *layout, uint64_t offset, uint64_t i
   return (offset - tensor->offset) % width == 0 && address % width == 0;
 }
 
-/* Does a run lie in memory [from, from + bytes), and has it whole, aligned elements? Types do not become wider within the model. */
+/* Does a run lie in memory [from, from + bytes), with whole, aligned elements? Types do not widen within the model. */
 static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, const uint8_t *from,
                      uint64_t at, uint64_t bytes) {
   const mlfab__layout *layout = &worker->layout;
@@ -110,7 +110,7 @@ static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, co
          view_between(layout, end, end - 1, address + run->bytes);
 }
 
-/* Adds what a frame tells of memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
+/* Adds the runs of a frame in memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
 static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server,
                     const mlfab__view *in, const mlfab__view_run *told, const uint8_t *bulk,
                     const uint8_t *from, uint64_t bytes) {

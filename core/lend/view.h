@@ -9,16 +9,16 @@
 typedef struct mlfab__worker_run {
   uint64_t offset, bytes; /* in the model */
   const uint8_t *at;
-  const uint8_t *held; /* the memory that a frame was about, at its first run; else NULL */
-  uint32_t server;     /* that has told it */
+  const uint8_t *held; /* at a frame's first run: the held memory of the frame; else NULL */
+  uint32_t server;     /* server that has told it */
 } mlfab__worker_run;
 
 typedef struct mlfab__worker_view {
   uint8_t used, all;
-  uint8_t copied;   /* it is pulled into memory of its own */
+  uint8_t copied;   /* 1: it is pulled into memory of its own */
   uint64_t request; /* once it is out */
   mlfab_view *out;  /* until then */
-  uint32_t *asks; /* by server: how often it was asked; what is told of earlier questions is void */
+  uint32_t *asks;   /* by server: number of questions; answers to earlier questions are void */
   mlfab__worker_run *runs;
   uint32_t nruns, run_room, nparts, part_room;
   mlfab_view_part *parts;
@@ -32,7 +32,7 @@ struct mlfab__worker_views {
   mlfab__worker_view view[MLFAB_VIEWS_MAX];
 };
 
-/* Attaches the group. Errors: MEMORY. share: memory in which views may be; else they are copies. */
+/* Attaches the group. Errors: MEMORY. share: gives the memory for views; without it they are copies. */
 MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
                                        mlfab__shm_memory *memory);

@@ -1,18 +1,18 @@
 /* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
  *
- * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
- * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
- * it is. If the blocks are not in shared memory, the server refuses with UNSUPPORTED, and the worker pulls a copy.
+ * A pull that asks for a view waits for its condition as any other. Then the server pins all requested blocks, and
+ * sends their places, in one frame for each file. A block with a reference is never written, so the view stays as it
+ * is. If the blocks are not in shared memory, the server refuses with UNSUPPORTED, and the worker pulls a copy.
  *
  *    free --PULL--> ASKED --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
  *                      '--the pull has ended--> free  '--its link is lost--> LOST --all pages are renewed--> free
  *
- * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
- * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
+ * A worker whose link is lost may go on reading, and cannot be asked. So the server renews the pages of its views
+ * (base/shm_memory.h), and the worker keeps the old pages. Ticks do that, VIEW_RENEWS bytes at a time.
  *
- * Invariants. A view that is OUT or LOST has a reference to a block for each time that it lists the block. `store` is the
- * server's store, or a retired store, which has only blocks of views. A worker has at most
- * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
+ * Invariants. A view that is OUT or LOST has one reference to a block for each listing of the block. `store` is the
+ * server's store, or a retired store, which has only blocks of views. A worker has at most MLFAB_VIEWS_MAX views, so
+ * its views keep the memory of at most so many models. */
 #include "views.h"
 
 #include "lend_wire.h"
@@ -21,13 +21,13 @@
 
 enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
 
-/* A store that the server has no more. */
+/* A store that the server has replaced. */
 struct mlfab__server_retired {
   struct mlfab__server_retired *next;
   mlfab__store store;
 };
 
-/* The worker's view that is OUT; a lost one may have the same number. */
+/* The worker's view that is OUT; a lost view may have the same number. */
 static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
                                       uint64_t request) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
@@ -69,9 +69,9 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
   mlfab__free(server->env, gone, sizeof *gone);
 }
 
-/* --- what a view is of --- */
+/* --- the blocks of a view --- */
 
-/* Room for one more block and run. Errors: MEMORY. */
+/* Makes room for one more block and run. Errors: MEMORY. */
 static int views_grow(mlfab__env *env, mlfab__server_view *view) {
   uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
                                  sizeof *blocks);
@@ -101,8 +101,8 @@ static int views_append(mlfab__server *server, mlfab__server_view *view,
   return 0;
 }
 
-/* How many bytes from `at` on belong to one file, whose number is in row->file; 0: they belong to none. *row: the last
- * answer of the memory, all zero at first. */
+/* Returns the number of bytes from `at` on in one file, whose number is in row->file; 0: they are in no file. *row: the
+ * last answer of the memory, all zero at first. */
 static uint64_t views_row(const mlfab__slab_areas *slab, mlfab__server_run *row,
                           const uint8_t *at) {
   uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
@@ -113,7 +113,7 @@ static uint64_t views_row(const mlfab__slab_areas *slab, mlfab__server_run *row,
 }
 
 /* Lists the bytes [offset, end) of one slice. The pages of one block may belong to two files: when a link is lost, the transport
- * renews the pages that were lent to it. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+ * renews the pages that were lent to it. Errors: MEMORY; UNSUPPORTED: they are not in shared memory. */
 static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
                             const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
   const mlfab__store *store = &server->store;
@@ -180,7 +180,7 @@ static int views_tells(const mlfab__server_view *view) {
   return view->nruns > 0 && view->nruns <= VIEW_RUNS;
 }
 
-/* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
+/* Finds a free place. Errors: LIMIT; UNSUPPORTED: there will be a place when the pages of lost views are renewed. */
 static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
   mlfab__server_view *views = &server->lending->places[worker * MLFAB_VIEWS_MAX];
   int code = MLFAB_ERR_LIMIT;
@@ -282,7 +282,7 @@ static void views_renew(mlfab__server *server, mlfab__server_view *view) {
     const uint8_t *first = view->store->blocks[run->block].data;
     uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
     n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
-    /* Without memory for it the reader may see later commits. */
+    /* If memory is short, the reader may see later commits. */
     (void)slab->on->renew(slab->memory, first + view->renewed, n);
     view->renewed += n;
     if (view->renewed < all) continue;
@@ -363,7 +363,7 @@ static void views_retire(mlfab__server *server, int late) {
 }
 
 /* A transport of this host refers to blocks in shared memory,
- * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
+ * so the server does not copy. But it copies small bulks. And with one worker, and a model that fits no cache, the pull
  * is faster through the ring, because the server and the worker share the work. */
 static int views_copies(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
   if (!server->lending->slab.on || !server->peers[worker].local) return 0;

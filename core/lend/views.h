@@ -21,8 +21,8 @@ typedef struct mlfab__server_view {
   uint32_t *blocks;
   mlfab__server_run *runs; /* by file and address */
   uint32_t nblocks, block_room, nruns, run_room;
-  uint32_t next;    /* run: to be told; of a lost view, to be renewed */
-  uint32_t ask;     /* of its pull, as the worker counts */
+  uint32_t next;    /* the next run to tell; of a lost view, to renew */
+  uint32_t ask;     /* number of its pull in the worker's count */
   uint64_t renewed; /* bytes from the first block of the next run on */
   int pinned, lost;
 } mlfab__server_view;
@@ -31,16 +31,16 @@ struct mlfab__server_lending {
   mlfab__slab_areas slab;     /* of the blocks */
   mlfab__server_view *places; /* MLFAB_VIEWS_MAX of each worker */
   uint32_t nplaces;
-  uint32_t views, lost; /* that are out, or lost; that are lost */
+  uint32_t views, lost; /* numbers of views that are out or lost; that are lost */
   struct mlfab__server_retired *retired, *spare;
 };
 
-/* Attaches the group. Errors: MEMORY. share: before there is a model: its blocks will be in memory that processes of the host
- * share. */
+/* Attaches the group. Errors: MEMORY. share: call it before there is a model, whose blocks will then be in memory that
+ * processes of the host share. */
 MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_memory_table *on,
                                         mlfab__shm_memory *memory);
-/* Frees all of a store but the blocks that have references from outside of it: unref, then free them. There are no holders. */
+/* Frees a store, except blocks with references from outside: unref, then free them. There are no holders. */
 MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
 
 #endif

@@ -84,6 +84,6 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
   /* 21/20 of the mean, computed without overflow. */
   uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
   uint64_t largest = balance_level(&b, cap);
-  /* There are too few slices: keeps slices in place if the result is within 1/64 of the best. */
+  /* If there are too few slices: keeps slices in place if the result is within 1/64 of the best. */
   if (largest > cap) balance_level(&b, largest + largest / 64);
 }

@@ -1,7 +1,7 @@
 /* hold.c - a server's state of one moment, held while updates go on. See hold.h. */
 #include "hold.h"
 
-/* Does a holder need the state of this position that the store has? */
+/* Does a holder need the store's state of this position? */
 static int hold_shared(const mlfab__store *store, uint32_t position) {
   for (const mlfab__holder *h = store->holders; h; h = h->next) {
     if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
@@ -15,7 +15,7 @@ MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t positi
   return 0;
 }
 
-/* There is no memory for a copy: the holders of this state lose their moment. */
+/* Called if there is no memory for a copy: the holders of this state lose their moment. */
 static void hold_lose(mlfab__store *store, uint32_t position) {
   for (mlfab__holder *h = store->holders; h; h = h->next)
     h->lost |= h->s0 && h->s0[position] == store->s0[position];
@@ -70,7 +70,7 @@ MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder 
   holder->held += s->count;
 }
 
-/* Frees a state that a holder named last. */
+/* Frees a state that no holder names any more. */
 static void hold_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
                             uint8_t *s0, uint8_t *s1) {
   if (store->s0[position] == s0) return;

@@ -56,7 +56,7 @@ MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t 
 
 /* ---- reading ---- */
 
-/* Have all bytes before these arrived? Moves the part to this kind. */
+/* Have all earlier bytes arrived? Moves the part to this kind. */
 static int image_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
                          mlfab__image_part *part, uint32_t kind, uint64_t offset) {
   while (part->kind < kind) {
@@ -78,7 +78,7 @@ static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t positi
   return 0;
 }
 
-/* From memory of the host, which the caller may then use again. */
+/* Copies from memory of the host; the caller may reuse `from` afterwards. */
 static void image_put(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes) {
   if (memory)
     memory->on->write(memory, to, from, bytes);

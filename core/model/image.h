@@ -7,13 +7,12 @@
  * the other state of a slice (version, commit, clock).
  *
  * Writer: a cursor, which may be reset to the start when a link is lost. A chunk's data is valid until the
- * store changes. Reader: one part for each slice. EMPTY (kind 0, offset 0) -> received up to (kind, offset)
- * -> DONE with the last chunk. The first chunk of a slice resets its part to EMPTY, unless it is DONE; then
- * chunks are ignored.
+ * store changes. Reader: one part for each slice. EMPTY (kind 0, offset 0) -> received up to (kind, offset) -> DONE
+ * with the last chunk. The first chunk of a slice resets its part to EMPTY. A part that is DONE ignores chunks.
  *
  * Invariants. (1) A part is DONE only if every byte of every kind that the store has arrived, in order. (2)
- * A chunk that does not continue the part is refused, and changes nothing. (3) Between the first chunk and
- * DONE, nothing else may use the slice's bytes. */
+ * A chunk that does not continue the part is refused; the part stays as it is. (3) Between the first chunk and DONE,
+ * nothing else may use the slice's bytes. */
 #ifndef MLFAB__IMAGE_H
 #define MLFAB__IMAGE_H
 

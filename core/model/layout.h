@@ -1,10 +1,10 @@
 /* layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
  *
- * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte
- * types, each in the order of definition, so that every element is aligned without padding. It is divided
- * into slices at multiples of 64 bytes. A slice belongs to one server. A server's slices (its shard) are
- * adjacent until servers come or go; afterwards it may own any slices. A run is a sequence of adjacent
- * slices of one server. All frames use offsets in the flat model.
+ * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte types, each in
+ * the order of definition. So every element is aligned without padding. It is divided into slices at multiples of 64
+ * bytes. A slice belongs to one server. A server's slices (its shard) are adjacent until servers come or go; afterwards
+ * it may own any slices. A run is a sequence of adjacent slices of one server. All frames use offsets in the flat
+ * model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
 #ifndef MLFAB__SLICE_H
@@ -14,7 +14,7 @@
 
 #include "../base/env.h"
 
-/* From this size on a model does not stay in a cache: what is pulled of it is written past the caches. */
+/* A model of this size or more does not fit in a cache: pulls write its bytes past the caches. */
 #define MLFAB__STREAM_BYTES (UINT64_C(64) << 20)
 
 typedef struct mlfab__tensor {
@@ -37,16 +37,16 @@ typedef struct mlfab__layout {
   mlfab__slice *slices; /* ascending by offset */
   uint32_t servers;
   uint32_t *owned;        /* slices by server, ascending for each */
-  uint32_t *owned_at;     /* where a server's slices begin in `owned`; servers + 1 entries */
+  uint32_t *owned_at;     /* index of a server's first slice in `owned`; servers + 1 entries */
   uint32_t *run_end;      /* by slice: the first slice behind its run */
   uint32_t uniform_dtype; /* the type of all tensors, or 0 if they differ */
   uint64_t bytes;
 } mlfab__layout;
 
 /* Builds the layout. want_slices 0: 16 times the servers. Slices have at least 4 KiB (the last may be
- * shorter), so a small model has fewer. active: the number of servers that own slices, evenly; 0: all.
- * Errors: TENSOR (duplicate id, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no tensors, no elements, more active
- * servers than there are), MEMORY; nothing is left allocated. */
+ * shorter), so a small model has fewer. active: the number of servers that own slices, evenly; 0: all. Errors (all
+ * memory is freed then): TENSOR (duplicate id, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no tensors, an empty tensor, more
+ * active servers than exist), MEMORY. */
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
                                         uint32_t active, uint64_t max_bytes, mlfab__layout *layout,

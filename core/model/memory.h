@@ -1,12 +1,12 @@
-/* memory.h - where the bytes of a shard are: in memory of the host, or of a device. Layer 3.
+/* memory.h - access to the bytes of a shard, in memory of the host or of a device. Layer 3.
  *
- * Whoever touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the host's: they are
- * plain loops and copies then. With a device (core/device/resident.c) they are put into one order of work and return before it is
- * carried out; only mlfab__memory_see waits for it. So a commit counts when its work is in that order: whatever reads the
- * blocks later, reads them behind it.
+ * All code that touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the
+ * host's: the functions are plain loops and copies then. With a device (core/device/resident.c) they queue the work in
+ * one order, and return before it is carried out; only mlfab__memory_see waits for it. So a commit counts when its work
+ * is queued: later reads queue behind it.
  *
- * Except for `take` and `lend`, which may lack memory, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
- * on these functions do nothing, and what they return is unspecified, but safe to use. */
+ * Only `take` and `lend` can fail, for lack of memory. A device that fails takes the server down (mlfab__node_crash),
+ * since it has the model. These functions then do nothing, and give unspecified results, which are safe to use. */
 #ifndef MLFAB__MEMORY_H
 #define MLFAB__MEMORY_H
 
@@ -32,8 +32,8 @@ typedef struct mlfab__memory_table {
                const mlfab__optimizer_step *step, int dtype, uint8_t *dst, const uint8_t *w,
                const uint8_t *u, uint8_t *s0, uint8_t *s1, uint64_t n);
   int (*lend)(mlfab__memory *memory, mlfab__block *block, uint64_t bytes, const uint8_t **at_p);
-  /* lend: the block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied,
-   * ask again. Errors: MEMORY. forget: nobody asks for them any more. again: asks again for all pulls that wait for such copies. */
+  /* lend: gives the block's bytes in memory of the host, valid until it is written. 1: at *at_p; 0: not copied yet, ask
+   * again. Errors: MEMORY. forget: ends the need for them. again: asks again for pulls that await copies. */
   void (*forget)(mlfab__memory *memory, mlfab__block *block);
   void (*again)(mlfab__memory *memory);
   void (*disown)(mlfab__memory *memory); /* the device is not called again */
@@ -44,7 +44,7 @@ struct mlfab__memory {
   const mlfab__memory_table *on;
 };
 
-/* Memory aligned to 64 bytes, of any content, or NULL. Give it back with its size. */
+/* Returns memory aligned to 64 bytes, with any contents, or NULL. Give it back with its size. */
 static inline uint8_t *mlfab__memory_take(mlfab__memory *memory, mlfab__env *env, uint64_t bytes) {
   return memory ? memory->on->take(memory, bytes) : mlfab__alloc_aligned(env, bytes);
 }
@@ -64,7 +64,7 @@ static inline void mlfab__memory_zero(mlfab__memory *memory, uint8_t *to, uint64
     memset(to, 0, bytes);
 }
 
-/* Within this memory; no overlap. */
+/* Copies within this memory; no overlap. */
 static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
                                       uint64_t bytes) {
   if (memory)
@@ -73,7 +73,7 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
     memcpy(to, from, bytes);
 }
 
-/* The bytes as the host can read them: `from` itself, or a copy in `room`. Waits for a device. */
+/* Returns the bytes in memory of the host: `from` itself, or a copy in `room`. Waits for a device. */
 static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint8_t *from,
                                                uint64_t bytes, uint8_t *room) {
   if (!memory || !from) return from;
@@ -81,8 +81,8 @@ static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint
   return room;
 }
 
-/* to = w + scale * u, as mlfab__kernel_add; u is memory of the host, and read once. w may be NULL, or `to`. Returns 1 if all
- * of scale * u is finite, else 0 (the contents of `to` are unspecified then). */
+/* to = w + scale * u, as mlfab__kernel_add; u is in memory of the host, and is read once. w may be NULL, or `to`.
+ * Returns 1 if all of scale * u is finite, else 0 (the contents of `to` are unspecified then). */
 static inline int mlfab__memory_add(mlfab__memory *memory, uint32_t kernels, int dtype, uint8_t *to,
                                     const uint8_t *w, const uint8_t *u, double scale, uint64_t n,
                                     int stream) {
@@ -99,7 +99,7 @@ static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, 
     (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
 }
 
-/* mlfab__optimizer_apply. All are in this memory. */
+/* As mlfab__optimizer_apply. All arrays are in this memory. */
 static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimizer *optimizer,
                                       const mlfab__optimizer_step *step, int dtype, uint8_t *dst,
                                       const uint8_t *w, const uint8_t *u, uint8_t *s0, uint8_t *s1,

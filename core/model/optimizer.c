@@ -1,20 +1,19 @@
 /* optimizer.c - applies a committed sum to the weights.
  *
- * For: applying one optimizer to some elements. Not for: deciding when to commit, checking that the sum is
- * finite (done before), or storing the states.
+ * For: applying one optimizer to some elements. Its caller decides when to commit, has checked that the sum is finite,
+ * and stores the states.
  *
- * Invariants: every optimizer is a chain of kernels over short blocks that stay in cache, and has the
- * kernels' guarantees: one rounding for each multiply and each add, in the element's type; the same bits at
- * every CPU level, under every compiler flag, and however the elements are divided. Scalars are computed in
- * double, then rounded to the element's type. The one step that is not such a chain, the quotient by a
- * root, is computed in double for both types: under -ffast-math compilers replace float divisions and roots
- * by estimates, but not those of doubles.
+ * Invariants: every optimizer is a chain of kernels over short blocks that stay in cache. So it has the kernels'
+ * guarantees: one rounding for each multiply and each add, in the element's type; the same bits at every CPU level,
+ * under every compiler flag, and for every division of the elements. Scalars are computed in double, then rounded to
+ * the element's type. One step is no kernel: the quotient by a root, computed in double for both types. Reason: under
+ * -ffast-math compilers replace divisions and roots of floats, but not of doubles, by estimates.
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
  * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan
  * and Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop); Sutskever et al. 2013 (Nesterov);
- * Chen et al. 2023, Alg. 2 (Lion). Departs: epsilon is scaled by
- * sqrt(1 - beta2^t), so that the step is that of Alg. 1, not the variant with epsilon hat. */
+ * Chen et al. 2023, Alg. 2 (Lion). Departs: epsilon is scaled by sqrt(1 - beta2^t): the step is that of Alg. 1, not the
+ * variant with epsilon hat. */
 #include "optimizer.h"
 #include "../base/env.h"
 #include "../kernels/kernels.h"
@@ -32,8 +31,8 @@ typedef union optimizer_scratch {
   double f64[OPTIMIZER_BLOCK];
 } optimizer_scratch;
 
-/* The correctly rounded root of x >= 0 (within 1 ulp without a hardware instruction). Not libm's sqrt, so
- * that programs do not need -lm. */
+/* The correctly rounded root of x >= 0 (within 1 ulp without a hardware instruction). It replaces libm's sqrt, so that
+ * programs can link without -lm. */
 static double optimizer_sqrt(double x) {
 #if defined(__SSE2__)
   return _mm_cvtsd_f64(_mm_sqrt_pd(_mm_set1_pd(x)));
@@ -165,8 +164,8 @@ static void optimizer_squares(int dtype, const void *u, void *v, double keep, do
   optimizer_add(dtype, v, &kept, &square, take, n);
 }
 
-/* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat /
- * (sqrt(vhat) + epsilon). Both bias corrections are moved from the quotient into the scalars. */
+/* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat / (sqrt(vhat) +
+ * epsilon). Both bias corrections are in the scalars instead of the quotient. */
 static void optimizer_adam(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   optimizer_scratch kept, quotient;
   void *m = block->s0, *v = block->s1;
@@ -218,11 +217,11 @@ static const struct {
 
 /* --- the interface --- */
 
-/* Refuses values outside [low, high); with `open` also low itself. */
+/* Refuses values outside [low, high); with `open`, low, too. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,
                             int open, const char *range, mlfab_error *error) {
   *member = given;
-  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
+  /* Checked before any comparison: -ffast-math assumes that comparisons never see a NaN. */
   if (!mlfab__finite(*member))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
   if (*member < low || *member >= high || (open && *member <= low))

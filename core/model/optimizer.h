@@ -21,20 +21,20 @@ typedef struct mlfab__optimizer_step {
   uint64_t delay; /* tau */
 } mlfab__optimizer_step;
 
-/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1);
- * adadelay_c with ADADELAY or epsilon with any but SGD not positive; weight_decay negative; any not
- * finite), UNSUPPORTED (unknown kind). options NULL: the initial values. Sets *optimizer on success only. */
+/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1); adadelay_c of
+ * ADADELAY, or epsilon of any kind but SGD, not positive; weight_decay negative; NaN or infinity), UNSUPPORTED (unknown
+ * kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
 /* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
-/* 1 when the step is linear in u and does not decay w, so that the scale may be folded into sums of u. */
+/* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
 MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer);
-/* 1 when the step only adds scale * u. */
+/* Returns 1 if the step only adds scale * u. */
 MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer);
-/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u;
- * the states must not overlap anything. I64: only if mlfab__optimizer_adds (the caller checks). Splitting
- * the n elements into several calls gives the same bits. */
+/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u; the states
+ * overlap no other array. I64: only if mlfab__optimizer_adds (the caller checks). Splitting the n elements into several
+ * calls gives the same bits. */
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,

@@ -1,4 +1,4 @@
-/* options.c - the options of a model in words, and the initial options: builds without models have them, too. See options.h. */
+/* options.c - names of a model's options, and the initial options; also in builds without models. See options.h. */
 #include "options.h"
 
 /* By MLFAB_OPTIMIZER_*, and by MLFAB_SYNC_*. */

@@ -62,14 +62,14 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
   return 0;
 }
 
-/* Number of blocks: w and next, and sum with rounds; two slices for older versions that pulls pin; for each position
- * that holders have, its w and sum once more. */
+/* Number of blocks: w and next for each position, and sum if rounds are summed; two slices for older versions that
+ * pulls pin; w and sum once more for each position that holders have. */
 MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums) {
   return (uint64_t)store->positions * (sums ? 3 : 2) + held * (sums ? 2 : 1) +
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
-/* Memory for a block; `more` follow. */
+/* Takes memory for a block; `more` blocks follow. */
 static uint8_t *store_data(mlfab__env *env, const mlfab__store *store, uint64_t more) {
   if (store->memory || !store->slab)
     return mlfab__memory_take(store->memory, env, store->block_bytes);

@@ -3,13 +3,13 @@
  * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
  * block in the shard. Each position has the present block `w`, and may have the block being written
  * (`next`) and the sum of the open round (`sum`). Pulls hold references to blocks; a block with more than
- * one reference is never written. All blocks are allocated with the model, so steady state allocates
- * nothing; spare blocks run out only when pulls pin too many.
+ * one reference is never written. All blocks are allocated with the model, so steady state allocates nothing. Spare
+ * blocks run out only when pulls pin too many.
  *
  * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends, holders) that name the
  * block; the free list holds exactly the blocks with refs 0. A state is freed when neither the store nor a holder
- * names it. A slice whose weights, state, sum, versions or clock have changed since a moment has a larger `changed`
- * than `changes` was then. */
+ * names it. A slice has a larger `changed` than `changes` had at some moment if its weights, state, sum, versions or
+ * clock have changed since. */
 #ifndef MLFAB__STORE_H
 #define MLFAB__STORE_H
 
@@ -19,25 +19,25 @@
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
 
-/* Memory of the host for blocks, if they are not allocated one by one (core/lend/slab.h). take: a block of any content, aligned to
- * 64; `more` blocks will be asked for next. NULL: no memory. give: NULL does nothing. */
+/* Memory of the host for blocks, if they are not allocated one by one (core/lend/slab.h). take: returns a block with
+ * any contents, aligned to 64; `more` requests will follow. NULL: no memory. give: accepts NULL. */
 typedef struct mlfab__slab {
   uint8_t *(*take)(mlfab__env *env, struct mlfab__slab *slab, uint32_t bytes, uint32_t more);
   void (*give)(mlfab__env *env, struct mlfab__slab *slab, uint8_t *at);
 } mlfab__slab;
 
 struct mlfab__block {
-  uint8_t *data; /* in the store's memory, or of its slab; NULL for ghosts */
+  uint8_t *data; /* in the store's memory, or in its slab; NULL for ghosts */
   uint32_t refs;
   uint32_t next_free;
-  void *shadow; /* the copy that the host can read, or NULL: mlfab__store_lend */
+  void *shadow; /* the copy that the host can read (mlfab__store_lend), or NULL */
 };
 
 typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t version;       /* number of updates applied to it */
   uint64_t commit;        /* number of commits */
-  uint64_t changed;       /* store.changes at its last change */
+  uint64_t changed;       /* value of store.changes at its last change */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
   uint8_t clock;          /* of its consistency model; used by the server */
@@ -45,18 +45,18 @@ typedef struct mlfab__shard_slice {
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  mlfab__memory *memory; /* of blocks and states; NULL: the host's */
+  mlfab__memory *memory; /* memory of blocks and states; NULL: the host's */
   mlfab__slab *slab;     /* of blocks in memory of the host; or NULL */
   uint64_t bytes;        /* sum over its slices */
   uint32_t nslices, nlocal;
   mlfab__shard_slice *slices; /* ascending by number, and so by offset */
-  uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
+  uint32_t *local;            /* by number: index into `slices`, or MLFAB__NO_SLICE */
   uint32_t block_bytes;
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
-  struct mlfab__holder *holders;           /* of a state of one moment: hold.h; or NULL */
-  /* If there are holders, before optimizer state of a position is written. */
+  struct mlfab__holder *holders;           /* holders of a state of one moment (hold.h), or NULL */
+  /* Called before optimizer state of a position is written, if there are holders. */
   void (*own)(mlfab__env *env, struct mlfab__store *store, uint32_t position);
   uint64_t changes; /* number of changes of slices, from 1 */
   mlfab__block *blocks;
@@ -65,7 +65,7 @@ typedef struct mlfab__store {
   int ghost;
 } mlfab__store;
 
-/* What a group keeps beside the slices of a store begins with this. */
+/* The head of the data that a group keeps beside the slices of a store. */
 struct mlfab__store_tags {
   void (*free)(mlfab__env *env, mlfab__store *store);
   void (*moved)(mlfab__store *store, uint32_t slice); /* a slice has come with its history */
@@ -83,14 +83,14 @@ typedef struct mlfab__piece {
   uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* memory: where blocks and states are, or NULL: memory of the host, the blocks in `slab` unless that is NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
- * arrays. Errors: MEMORY, nothing left allocated. */
+/* memory: holds blocks and states; NULL: they are in memory of the host, the blocks in `slab` if it is not NULL. sums:
+ * 1 if rounds are summed. states: number of the optimizer's state arrays. Errors: MEMORY, with all memory freed. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       mlfab__slab *slab, const mlfab__layout *layout,
                                       uint32_t server, uint32_t block_bytes, int sums,
                                       uint32_t states, int ghost);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* places: all but the blocks. There are no holders. block: the memory of one. */
+/* free_places: frees all except the blocks; there are no holders. free_block: frees the memory of a block. */
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
                                              mlfab__block *block);
@@ -100,7 +100,7 @@ MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offs
 /* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position);
-/* Number of blocks of a store that holders have `held` positions of. */
+/* Number of blocks of a store; its holders have `held` positions. */
 MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums);
 /* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
@@ -110,16 +110,16 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
-/* The bytes of a block as the host can read them, as long as the block has a reference and is not written. 1: here they are; 0:
- * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
+/* Gives the bytes of a block in memory of the host. They are valid while the block has a reference and is not written.
+ * Returns 1: they are at *at_p; 0: they are being copied, ask again. Errors: MEMORY. The block is no ghost. */
 static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
   mlfab__block *b = &store->blocks[block];
   if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
   *at_p = b->data;
   return 1;
 }
-/* How many of these bytes may be looked at together (mlfab__memory_see); in memory of the host, too, so that norms, which are
- * added piece by piece, have the same bits. */
+/* Returns how many of these bytes mlfab__memory_see takes at a time. The limit counts for memory of the host, too:
+ * norms are added piece by piece, and so have the same bits. */
 static inline uint64_t mlfab__store_seen(uint64_t bytes) {
   return mlfab__min(bytes, MLFAB_BULK_MAX);
 }

@@ -52,7 +52,7 @@ static int sync_flag(const char *kind, const char *name, uint32_t value, mlfab_e
 /* A probability or a factor: must be finite, and in [0, most]. */
 static int sync_number(const char *kind, const char *name, double value, double most,
                        const char *range, mlfab_error *error) {
-  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
+  /* Checked before any comparison: -ffast-math assumes that comparisons never see a NaN. */
   if (mlfab__finite(value) && value >= 0.0 && value <= most) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %s is %g, must be %s", kind, name, value,
                      range);
@@ -133,7 +133,7 @@ MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
 
 /* --- pull conditions --- */
 
-/* By how much this pull exceeds the allowed lead over v_train; 0: it does not. progress <= v + s is Table
+/* The number of iterations by which this pull exceeds the allowed lead over v_train, or 0. progress <= v + s is Table
  * III's i < v + s, with i = progress - 1. */
 static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
                             const mlfab_sync_state *state) {
@@ -159,7 +159,7 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
   if (!sync_probabilistic(sync->kind)) return 1.0;
   if (sync->only_fastest && state->iteration < state->fastest) return 0.0;
   if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
-  /* i = v + s, the first that may have to wait, has k = s. */
+  /* i = v + s, the first iteration that may have to wait, has k = s. */
   return sync_dynamic(sync, state->significance, excess - 1);
 }
 

@@ -1,4 +1,4 @@
-/* sync.h - consistency: when a pull may be answered, and when an iteration is complete. Layer 2, pure.
+/* sync.h - consistency: decides when a pull may be answered, and when an iteration is complete. Layer 2, pure.
  *
  * A consistency model is a pull condition and a push condition over the state of one server's clock. The
  * server evaluates them and does the rest; lazy.h holds the delayed pulls. The conditions of
@@ -7,9 +7,9 @@
  * The progress of a pull is a count: `progress` i + 1 asks for the result of iteration i, and 0 for the
  * first weights, which need no iteration. The progress of a push is its iteration, from 0.
  *
- * Source: FluentPS Alg. 1, Table III, §III-E. Departs: the push condition is >=, evaluated until it is
- * false, because the count may exceed it when members leave, `need` is lowered or the model changes; a draw
- * passes with u >= P, so that c = 0 is exactly ASP and c = 1 exactly SSP. */
+ * Source: FluentPS Alg. 1, Table III, §III-E. Departs: the push condition is >=, evaluated until it is false. Reason:
+ * the count may exceed it when members leave, `need` is lowered or the model changes. A draw passes with u >= P, so
+ * that c = 0 is exactly ASP and c = 1 exactly SSP. */
 #ifndef MLFAB__SYNC_H
 #define MLFAB__SYNC_H
 
@@ -17,7 +17,7 @@
 #include "../base/env.h"
 #include "options.h"
 
-/* --- the description of a model; all members are valid, whatever `size` says --- */
+/* --- the description of a model; all members are valid, for any `size` --- */
 
 /* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
@@ -28,13 +28,13 @@ MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
 
 /* 1 when updates are summed, and applied in one commit a round. */
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
-/* 1 when the model uses V_train: every server must then be told of every update, even one without bytes for
- * it. */
+/* Returns 1 if the model uses V_train: every server must then be told of every update, even of updates without bytes
+ * for that server. */
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
 /* 1 when the conditions use the state's significance. */
 MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
-/* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, since its draw
- * only delayed it. */
+/* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, because its draw only delayed
+ * it. */
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
 
 /* --- conditions; `threshold` is the s in force: for DSPS the tuner's, else sync->staleness --- */
@@ -52,26 +52,26 @@ MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t 
 /* May a push of iteration `progress` be taken in now? With rounds, a push that is ahead waits. */
 MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
                                          uint64_t v_train);
-/* 1 when a push of iteration `progress` is too late and must be dropped. */
+/* Returns 1 if a push of iteration `progress` is too late and must be dropped. */
 MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train);
-/* Push condition: is iteration v_train complete? Evaluated again after each step of v_train. Without
- * members, any arrived update completes it; `arrived` then counts dead workers too. */
+/* Push condition: is iteration v_train complete? Evaluated again after each step of v_train. Without members, any
+ * arrived update completes it; `arrived` then counts dead workers, too. */
 MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
                                                const mlfab_sync_state *state);
 
-/* Uniform in [0, 1), a function of its arguments only: one draw a pull; a run can be replayed. */
+/* One draw for a pull, uniform in [0, 1). It depends on the arguments only, so a run can be replayed. */
 MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
                                         uint64_t progress);
 
 /* DSPS: the present threshold of a clock. Begins with {staleness, 0}. */
 typedef struct mlfab__sync_tuner {
   uint64_t threshold;
-  uint32_t quiet; /* consecutive steps in which no pull had to wait */
+  uint32_t quiet; /* consecutive steps without a waiting pull */
 } mlfab__sync_tuner;
 
 /* Called for every step of V_train. `delayed`: pulls that had to wait since the last step; `spread`:
- * fastest - slowest. If a worker is further ahead than the threshold, it is still waiting, and the step
- * does not count as quiet. */
+ * fastest - slowest. If the spread exceeds the threshold, a worker still waits, and the step does not count as
+ * quiet. */
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
                                       uint64_t delayed, uint64_t spread);
 

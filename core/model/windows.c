@@ -29,7 +29,7 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *win
   uint64_t last = seq + members - 1;
   if (last > window->top) return MLFAB__UNDECIDED;
   uint64_t back = window->top - last;
-  /* Older than the window: no worker waits for it, and it must not be applied again. */
+  /* Older than the window: it must never be applied again, and workers wait only for newer updates. */
   if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
   if (window->applied[back / 64] >> (back % 64) & 1) return MLFAB__APPLIED;
   return window->dropped[back / 64] >> (back % 64) & 1 ? MLFAB__DROPPED : MLFAB__NOT_APPLIED;

@@ -1,9 +1,9 @@
-/* windows.h - records which updates were decided, and how, so that each is decided at most once. Layer 3.
+/* windows.h - records which updates were decided, and how: each update is decided at most once. Layer 3.
  *
  * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
- * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So
- * `top` tells which are decided, and bitmaps of the last 256 tell which of them were applied, and which
- * dropped. A worker has fewer than 256 in flight. */
+ * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So `top` tells
+ * which updates are decided. Bitmaps of the last 256 tell which of these were applied, and which dropped. A worker has
+ * fewer than 256 in flight. */
 #ifndef MLFAB__WINDOWS_H
 #define MLFAB__WINDOWS_H
 
@@ -33,11 +33,10 @@ enum mlfab__decision {
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows, uint32_t workers);
 MLFAB__INTERNAL void mlfab__windows_free(mlfab__env *env, mlfab__windows *windows);
-/* Registers a worker's incarnation: a newer one begins with an empty window. Errors: FENCED for an older
- * one. */
+/* Registers a worker's incarnation: a newer incarnation begins with an empty window. Errors: FENCED if it is older. */
 MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worker,
                                          uint32_t incarnation);
-/* The decision on updates seq .. seq + members - 1, which were sent as one. */
+/* Returns the decision on updates seq .. seq + members - 1, which were sent as one. */
 MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
                                                         uint32_t members);
 /* Records the decision, and all skipped updates before them as not applied. seq > top. code: 0 (applied),

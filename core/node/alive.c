@@ -1,9 +1,9 @@
-/* alive.c - a node: liveness. See node.h. */
+/* alive.c - a node: liveness of its links. See node.h. */
 #include "node.h"
 
 #include <stdio.h>
 
-/* The most that a caller has for its first frame, or its proof. */
+/* The maximum time of a caller for its first frame, or its proof. */
 #define ALIVE_STRANGER_NS UINT64_C(2000000000)
 /* A shorter pause is not worth a line: a busy machine causes it. */
 #define ALIVE_TOLD_NS UINT64_C(2000000000)
@@ -18,7 +18,7 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__node_hang_up(node, index, why);
 }
 
-/* How long the peer may be silent while its system answers. Another copy may serve in its place. */
+/* The time that the peer may be silent while its system answers; 0 if another copy may serve instead. */
 static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link) {
   int votes = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN;
   return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
@@ -45,7 +45,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   link->probing = 0;
   if (status > 0) { /* a large frame is coming */
     if (link->coming_ns == 0) link->coming_ns = node->now_ns;
-    /* Its length may be wrong, and swallow all that follows. */
+    /* Its length may be wrong: it would swallow all later frames. */
     if (!hand && node->now_ns - link->coming_ns >= node->config.silent_death_ns) {
       mlfab__node_hang_up(node, index, "a frame came too slowly");
       return;
@@ -66,7 +66,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   }
 }
 
-/* Asks whether bytes have come that are no whole frame yet, and whether the peer's system answers. */
+/* Asks whether bytes of an incomplete frame have come, and whether the peer's system answers. */
 static void alive_ask(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   if (!(link->caps & MLFAB_CAP_PROBE)) {
@@ -77,7 +77,7 @@ static void alive_ask(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* The stamps of the node itself. */
+/* Moves the stamps of the node itself. */
 static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
   const mlfab_config *c = &node->config;
   for (uint32_t i = 0; i < node->nlinks; i++) {
@@ -114,7 +114,7 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
     char paused[24];
     if (node->config.progress != MLFAB_PROGRESS_HAND && now_ns - last_ns >= ALIVE_TOLD_NS)
       mlfab__log(&node->env, MLFAB_LOG_WARN,
-                 "this process did not run for %s: until now it takes nobody's silence for a death",
+                 "this process did not run for %s: it ignores the silence of peers up to now",
                  mlfab__duration(paused, now_ns - last_ns));
     node->anew_ns = mlfab__add_sat(
         awake_ns, mlfab__max(node->config.silent_death_ns, MLFAB__HALT_BEATS * beat));
@@ -126,7 +126,7 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
   }
 }
 
-/* A link that is quiet for as long is asked about at every look. Heartbeats come in less. */
+/* The time of quiet after which every look asks about the link. Heartbeats come more often. */
 static uint64_t alive_quiet_ns(const mlfab_node *node, const mlfab__link *link) {
   return (link->caps & MLFAB_CAP_PROBE ? 3 : 6) * node->config.heartbeat_ns / 2;
 }

@@ -1,17 +1,17 @@
 /* bootstrap.c - a node: joining the fabric. See node.h.
  *
- * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
- * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
- * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
- * which fences the old process. A joiner calls again until its deadline. Workers and servers beyond the first ones
- * are not awaited, and welcomed as such later processes are (node.h, Growth). */
+ * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason) or gives it
+ * an incarnation. When all nodes are there, it sends WELCOME with the addresses of the servers to each of them. If a
+ * rank has lost its process, a later process of that rank is welcomed at once, with a larger incarnation, which fences
+ * the old process. A joiner calls again until its deadline. Workers and servers beyond the founders are not awaited,
+ * and welcomed at once, too (node.h, Growth). */
 #include "node.h"
 
 #include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
 
-/* Is this node a dedicated server or a replica, to which no link need lead? */
+/* Is this node a dedicated server or a replica? Those need no link. */
 static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
   return c->dedicated && id >= c->workers && id - c->workers < (1 + c->replicas) * c->servers;
@@ -43,7 +43,7 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     memset(&info, 0, sizeof info);
     info.node = mlfab__node_of_server(node, s);
     info.roles = MLFAB_ROLE_SERVER;
-    /* Of a process that has not said yet where it is: any PLACE is newer than this. */
+    /* 0: the process has not told its place yet, so any PLACE is newer. */
     info.incarnation = place->moved ? 0 : place->incarnation;
     info.hand = place->hand;
     info.late = place->late;
@@ -70,7 +70,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   }
 }
 
-/* Where the process is that has joined as a server, or as a voter. */
+/* Stores the place of a process that has joined as a server, or as a voter. */
 static void bootstrap_place(mlfab_node *node, uint32_t id) {
   const mlfab__peer *peer = &node->peers[id];
   mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
@@ -84,7 +84,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
   place->nonce = peer->nonce;
 }
 
-/* All nodes have joined. */
+/* Called when all nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
   if (node->join_link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
@@ -112,7 +112,7 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
-/* A setting that has to be the same at all nodes: its name, where users give it, and its values at the caller and here. */
+/* A setting that is the same at all nodes: name, place where users set it, values at the caller and here. */
 typedef struct bootstrap_setting {
   const char *name, *variable;
   uint64_t there, here;
@@ -137,7 +137,7 @@ static void bootstrap_who(char who[40], const mlfab__join *join) {
              (int)join->rank);
 }
 
-/* 0; or WORLD, and a text with the first setting that differs, both values and both ranks. */
+/* Returns 0; or WORLD, and a text with the first different setting, both values and both ranks. */
 static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
                              const bootstrap_setting *settings, size_t n, char *text, size_t room) {
   char who[40], there[24], here[24];
@@ -154,8 +154,8 @@ static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
   return 0;
 }
 
-/* Settings of which each node has its own whether it has a number or not. Kernels: norms, by which updates are clipped
- * and judged, have other bits with cblas. */
+/* Compares settings that each node has, with or without a number. Kernels: with cblas, norms, by which updates are
+ * clipped and judged, have other bits. */
 static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
                                  size_t room) {
   static const char *const kernels[] = {"own", "cblas"};
@@ -168,7 +168,7 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
   return code || !node->copies ? code : node->copies->judge(node, join, who, text, room);
 }
 
-/* The settings that describe the world. */
+/* Compares the settings that describe the world. */
 static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join, char *text,
                                  size_t room) {
   static const char *const schedulers[] = {"none", "beside", "own"};
@@ -186,7 +186,7 @@ static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join
   return bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
 }
 
-/* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
+/* Judges a JOIN. Returns 0, or a code and a text with the reason to refuse it. */
 static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
                            size_t room) {
   const mlfab_config *c = &node->config;
@@ -219,7 +219,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
   return 0;
 }
 
-/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK if there is none. */
+/* Another link than `link`, of the process that has this number; MLFAB__NO_LINK if there is none. */
 static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
   const mlfab__peer *peer = &node->peers[id];
   if (!peer->joined) return MLFAB__NO_LINK;
@@ -229,8 +229,7 @@ static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t l
                                           : node->callers[node->config.workers].link;
 }
 
-/* Does the server that has a number still answer? 1: yes; 0: no, or another process answers at its address;
- * -1: not known yet, it is being called. */
+/* Does the server with this number still answer? 1: yes; 0: no, or another process answers; -1: it is being called. */
 static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
   uint64_t beat = node->config.heartbeat_ns;
@@ -245,8 +244,9 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
   return -1;
 }
 
-/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server; other
- * holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call again. */
+/* May this process have a number whose holder has no link here? Server 0 first calls a holder that is a dedicated
+ * server; other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call
+ * again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
@@ -273,7 +273,7 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   return 0;
 }
 
-/* Refuses a process whose settings are not this node's: the log, and an error of this node, tell whom. */
+/* Refuses a process with settings other than this node's: the log, and an error of this node, name the process. */
 static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                              const char *text) {
   uint64_t n = ++node->misfits;
@@ -378,7 +378,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab
          node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
 }
 
-/* A joining node hung up or died, perhaps before WELCOME. */
+/* Called when a joining node hung up or died, perhaps before WELCOME. */
 static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   mlfab__peer *peer = &node->peers[id];
   if (peer->link != link) return;
@@ -404,7 +404,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 
 /* --- a joining node --- */
 
-/* Calls server 0, or its replica in turns with it, if the configuration says where that is; server 0 itself calls its
+/* Calls server 0, in turns with its replica if the configuration has the replica's address. Server 0 itself calls its
  * replica only. */
 static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
@@ -478,7 +478,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
   int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
               code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
-  /* Processes of one job with two keys: another port is no remedy. */
+  /* Processes of one job have two keys: another port is no remedy. */
   other &=
       !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
   if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
@@ -487,7 +487,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const
   return 1;
 }
 
-/* Another program may have this port, and stay silent. */
+/* Gives up a silent port: another program may have it. */
 static void bootstrap_tire(mlfab_node *node) {
   uint32_t index = node->join_link;
   if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
@@ -531,7 +531,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
-  /* Server 0 is where this node has called it. Of copies it may have been the other one. */
+  /* The called address is that of server 0. With copies it may be that of the other copy. */
   if (!node->copies) mlfab__node_add_address(node->places[0].addresses, node->join_address);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
@@ -557,7 +557,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   mlfab__bye bye;
   if (frame->type == MLFAB__BYE && node->links[link].kind == MLFAB__LINK_JOIN_OUT &&
       !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) && bye.code == MLFAB_ERR_AGAIN)
-    mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve says why */
+    mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve tells the reason */
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->growth->told(node, link, frame);
@@ -589,7 +589,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   }
 }
 
-/* Tells the nodes that have joined which ones are missing, so that their errors can name them. */
+/* Tells the nodes that have joined which nodes are missing, so that their errors can name these. */
 static void bootstrap_tell_missing(mlfab_node *node) {
   mlfab__member member;
   memset(&member, 0, sizeof member);
@@ -614,7 +614,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     while (id + 1 < node->nodes &&
            (node->peers[id].joined || mlfab__bootstrap_may_be_absent(node, id)))
       id++;
-    is_server = bootstrap_is_dedicated(node, id); /* or its replica */
+    is_server = bootstrap_is_dedicated(node, id); /* or the replica of a server */
     rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
     int n =
         snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
@@ -648,7 +648,7 @@ static void bootstrap_timeout(mlfab_node *node) {
 
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  /* Only time in which this process ran counts (node.h, Pauses). */
+  /* Only the time in which this process ran counts (node.h, Pauses). */
   if (node->now_ns - node->opened_ns >= mlfab__add_sat(node->config.timeout_ns, node->asleep_ns)) {
     bootstrap_timeout(node);
     return;

@@ -1,5 +1,5 @@
-/* caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges
- * HELLO, and declares workers dead that do not call again. See node.h. */
+/* caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges HELLO, and
+ * declares workers dead if they do not call again. See node.h. */
 #include "node.h"
 
 #include <stdio.h>
@@ -32,11 +32,11 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
   }
 }
 
-/* A worker has left or is dead, until it calls again. */
+/* Marks a worker as left or dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
-  if (node->late && caller->incarnation == 0) { /* it had left before this server came */
+  if (node->late && caller->incarnation == 0) { /* it left before this server came */
     caller->left = 1;
     mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, MLFAB__NEVER_HERE);
     return;
@@ -100,7 +100,7 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
   }
 }
 
-/* A worker without a link is dead after 5 beats, or 20 if it has never called. */
+/* Declares a worker dead after 5 beats without a link, or after 20 if there was never a call. */
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__caller *caller = &node->callers[w];
@@ -194,7 +194,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   return caller;
 }
 
-/* HELLO of the scheduler on a new link to our server role. */
+/* Takes HELLO of the scheduler on a new link to our server role. */
 static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                              const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers;
@@ -223,7 +223,7 @@ static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hell
                    "scheduler here: it plans from now on");
 }
 
-/* HELLO of another server on a new link to our server role. */
+/* Takes HELLO of another server on a new link to our server role. */
 static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                           const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), copy = hello->node - first;
@@ -250,7 +250,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
-/* HELLO of any kind on a new link to our server role. */
+/* Takes HELLO of any kind on a new link to our server role. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;

@@ -1,4 +1,4 @@
-/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h, Numbers. */
+/* claim.c - a node: dispatch of every frame, heartbeats, and numbers that two processes claim. See node.h, Numbers. */
 #include "node.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
   return 0;
 }
 
-/* The holder lives, so the claimants of its number are other processes: refuses them. */
+/* Refuses the claimants of a number: its holder lives, so they are other processes. */
 static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
@@ -55,7 +55,7 @@ static void claim_refuse(mlfab_node *node, uint32_t holder) {
   }
 }
 
-/* Answers a probe, or handles the answer to ours: the holder of a number lives. */
+/* Answers a probe, or handles the answer to our probe: the holder of a number lives. */
 static void claim_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   mlfab__heartbeat beat;
@@ -85,7 +85,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
   if (node->rules[link->kind].frame) node->rules[link->kind].frame(node, index, frame);
 }
 
-/* Handles the first frames of claims again whose holder has lost its link. */
+/* Handles the first frames of claims again if the holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node) {
   while (node->claim_due) {
     node->claim_due = 0;
@@ -120,7 +120,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
   }
 }
 
-/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a claim. */
+/* Does another process want the number of this link's process? PEER_IN: yes, as MEET does not wait as a claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   if (node->links[index].kind == MLFAB__LINK_PEER_IN) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
@@ -129,7 +129,7 @@ static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   return 0;
 }
 
-/* A probe that nobody answers. A hand-driven node is assumed to be computing. */
+/* Acts on a probe without an answer. A hand-driven node is assumed to be computing. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;

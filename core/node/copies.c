@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* Says on a link that the caller has to try the other copy, and closes it. */
+/* Tells a caller to try the other copy, and closes its link. */
 static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   mlfab__bye bye;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -24,10 +24,10 @@ MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
   node->standby = 0;
   node->replica->standby_why[0] = 0;
   node->replica->served_ns = node->now_ns;
-  /* The other copy may have issued numbers that this one has not heard of. */
+  /* The other copy may have issued numbers that this copy does not know. */
   if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
   mlfab__caller_await(node);
-  /* Workers have to find out first that the other copy does not answer any more. */
+  /* Workers need time to notice that the other copy does not answer any more. */
   for (uint32_t w = 0; w < node->config.workers; w++)
     node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
 }
@@ -48,10 +48,10 @@ MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
   }
 }
 
-/* --- where voters are --- */
+/* --- the places of voters --- */
 
-/* Tells a caller where the others that keep its shard alive are: they may be processes that have replaced others. The
- * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
+/* Tells a caller the places of the other voters of its shard: a voter may be a process that has replaced another. The
+ * scheduler tells copies of server 0 the places for all shards, because they welcome the processes that join. */
 static void copies_tell_places(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   for (uint32_t r = 3 * node->config.servers; r < node->nroutes; r++) {
@@ -61,7 +61,7 @@ static void copies_tell_places(mlfab_node *node, uint32_t index) {
     uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
     if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
     if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
-    if (place->moved) continue; /* its MEMBER is on its way */
+    if (place->moved) continue; /* its MEMBER is under way */
     mlfab__member_info info = {.node = mlfab__node_of_server(node, voter),
                                .roles = MLFAB_ROLE_SERVER,
                                .incarnation = place->incarnation,
@@ -74,7 +74,7 @@ static void copies_tell_places(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* Another process is a voter from now on. */
+/* Called when another process has become a voter. */
 static void copies_tell_all_places(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     const mlfab__link *link = &node->links[i];
@@ -85,7 +85,7 @@ static void copies_tell_all_places(mlfab_node *node) {
   }
 }
 
-/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
+/* Takes the present place of a copy or of the scheduler from a server. Errors: FRAME. */
 static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
   mlfab__member_info info;
   uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
@@ -99,12 +99,12 @@ static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
   place->nonce = info.nonce;
   place->hand = info.hand != 0;
   memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-  /* The process itself may call later, and is no news then. */
+  /* A later call of the process itself is then no news. */
   if (node->voter != MLFAB__NO_NODE && node->is_server) copies_tell_all_places(node);
   return 0;
 }
 
-/* A voter tells where it listens. Errors: FRAME. */
+/* Takes a voter's listening address. Errors: FRAME. */
 static int copies_voter_member(mlfab_node *node, uint32_t voter, const mlfab__frame_in *frame) {
   mlfab__member member;
   mlfab__place *place = &node->places[voter];
@@ -118,7 +118,7 @@ static int copies_voter_member(mlfab_node *node, uint32_t voter, const mlfab__fr
   return 0;
 }
 
-/* A worker tells where it listens. */
+/* Takes a worker's listening address. */
 static int copies_member(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__member member;
   uint32_t worker = node->links[index].peer;
@@ -132,9 +132,9 @@ static int copies_member(mlfab_node *node, uint32_t index, const mlfab__frame_in
   return 0;
 }
 
-/* Tells where this node is. A copy of server 0 that begins to serve does not know the workers' addresses, and a voter's process
- * may have replaced another process. Only when HELLO was answered: a process whose number is claimed by two may say
- * nothing else (claim.c). */
+/* Tells the address of this node: a copy of server 0 that begins to serve does not know the workers' addresses, and a
+ * voter's process may have replaced another. It waits for the answer to HELLO: until then a process with a claimed
+ * number may send only HELLO (claim.c). */
 static void copies_say_where(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   int votes = link->kind == MLFAB__LINK_VOTER;
@@ -150,7 +150,7 @@ static void copies_say_where(mlfab_node *node, uint32_t index) {
 
 /* --- callers --- */
 
-/* Is the node with this id one of the two that this voter speaks with? */
+/* Does this voter speak with the node with this id? */
 static int copies_votes_with(const mlfab_node *node, uint32_t voter) {
   uint32_t first = 3 * node->config.servers, n = node->nroutes;
   for (uint32_t r = first; r < n; r++) {
@@ -206,7 +206,7 @@ static int copies_newer(mlfab_node *node, uint32_t index, mlfab__route *route, u
   return newer;
 }
 
-/* The former copy of server 0 may have issued what this one does not know. */
+/* Completes a record: the former copy of server 0 may have issued incarnations that this copy does not know. */
 static void copies_issued(const mlfab_node *node, mlfab__peer *peer, const mlfab__hello *hello) {
   if (peer->joined || node->meets || node->replica->peers_known) return;
   peer->joined = 1;
@@ -234,7 +234,7 @@ static int copies_judges(mlfab_node *node, mlfab__caller *caller) {
 
 /* --- routes --- */
 
-/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
+/* The voters that this voter calls. A copy calls the other copy and the scheduler; the scheduler calls all copies. */
 static uint32_t copies_route_voter(const mlfab_node *node, uint32_t index) {
   uint32_t servers = node->config.servers;
   if (!node->is_server) return index;
@@ -255,7 +255,7 @@ static int copies_greeted(mlfab_node *node, uint32_t index, mlfab__route *route,
                           const mlfab__hello_ack *ack) {
   mlfab__link *link = &node->links[index];
   int votes = link->kind == MLFAB__LINK_VOTER;
-  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
+  if (ack->term < route->term && !votes) { /* it does not know yet that it was replaced */
     snprintf(route->why, sizeof route->why, "a copy that was replaced");
     link->ended = MLFAB__ENDED_TOLD;
     mlfab__node_doom(node, index);
@@ -272,7 +272,7 @@ static void copies_why(const mlfab__route *route, char text[128]) {
   snprintf(text, 128, "itself: %.52s; replica: %.52s", words[route->copy], words[!route->copy]);
 }
 
-/* A process that takes the place of a voter: one of the others has to admit it. */
+/* Has another voter admitted this process, which takes the place of a voter? */
 static int copies_admitted(const mlfab_node *node) {
   int admitted = node->voter == MLFAB__NO_NODE || node->fresh;
   for (uint32_t r = 3 * node->config.servers; !admitted && r < node->nroutes; r++)
@@ -287,7 +287,7 @@ static void copies_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in
   char text[MLFAB__TEXT_MAX];
   if (frame->type == MLFAB__REFUSE &&
       !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    /* Another process is this copy. */
+    /* Another process has become this copy. */
     snprintf(text, sizeof text, "joining: %.200s", refuse.text);
     mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
   }
@@ -322,7 +322,7 @@ static void copies_in_down(mlfab_node *node, const mlfab__link *was, uint32_t in
 
 /* --- joining --- */
 
-/* A copy stops answering after 4 heartbeats of its own without the others, and the other copy begins after 5 of its own. */
+/* A copy without the others stops answering after 4 of its heartbeats. The other copy begins after 5 of its own. */
 static int copies_judge(const mlfab_node *node, const mlfab__join *join, const char *who,
                         char *text, size_t room) {
   uint64_t here = node->config.heartbeat_ns;
@@ -338,8 +338,8 @@ static int copies_judge(const mlfab_node *node, const mlfab__join *join, const c
 static int copies_rejects(mlfab_node *node, uint32_t index, uint32_t id) {
   const mlfab_config *c = &node->config;
   uint64_t served_ns = node->replica->served_ns;
-  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
-   * lives, the other voters know. */
+  /* Present workers have this long to greet a copy of server 0 that has taken over. For a copy of a server the other
+   * voters know whether it lives. */
   int early = served_ns && node->now_ns - served_ns < 5 * c->heartbeat_ns &&
               (id < c->workers || id - c->workers >= MLFAB__COPIES * c->servers);
   if (id == MLFAB__NO_NODE) {
@@ -351,7 +351,7 @@ static int copies_rejects(mlfab_node *node, uint32_t index, uint32_t id) {
   return early;
 }
 
-/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
+/* Called if a copy of server 0 serves already: this node joins its fabric, instead of forming one. */
 static void copies_meets_no_more(mlfab_node *node) {
   node->meets = 0;
   node->joined = node->incarnations = 0;
@@ -365,7 +365,7 @@ static void copies_meets_no_more(mlfab_node *node) {
   }
 }
 
-/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
+/* Stores this process as the place of its voter, which nodes learn by WELCOME or PLACE. */
 static void copies_place_self(mlfab_node *node) {
   if (node->voter == MLFAB__NO_NODE) return;
   mlfab__place *place = &node->places[node->voter];

@@ -2,7 +2,7 @@
  *
  * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
  * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's number. So a late
- * or repeated report matches nothing. */
+ * or repeated report matches no operation. */
 #include "files.h"
 
 static uint64_t files_token(const mlfab__filer *filer) {

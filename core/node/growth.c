@@ -3,11 +3,11 @@
 
 #include <stdio.h>
 
-/* --- numbers for processes that have none --- */
+/* --- numbers for processes without a number --- */
 
-/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
- * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
- * launcher may start it again. */
+/* Rates a number for a process that asks for one; less is better. 0: unsuitable; -1: perhaps soon (offered to another,
+ * or its process may be dead). The number of a dead process is the last choice, because its launcher may start it
+ * again. */
 static int growth_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
   const mlfab__peer *peer = &node->peers[id];
   const mlfab__caller *caller = &node->callers[id];
@@ -22,7 +22,7 @@ static int growth_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
   return !mlfab__bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
 }
 
-/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
+/* Likewise for the number of a dedicated server: it suits if it is free, or its process has gone and is not missed. */
 static int growth_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
   uint32_t id = mlfab__node_of_server(node, server);
   const mlfab__peer *peer = &node->peers[id];
@@ -88,13 +88,13 @@ static void growth_asks(mlfab_node *node, uint32_t link, const mlfab__join *ask)
   told.replicas = c->replicas;
   told.scheduler = c->scheduler;
   told.kernels = c->kernels;
-  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
+  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* no peer's link: it closes after reading this */
   node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
   node->links[link].closing = 1;
 }
 
-/* Server 0 offers a number: this node's work is done. */
+/* Takes server 0's offer of a number, which ends this node's work. */
 static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join in;
   int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
@@ -147,7 +147,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
   }
 }
 
-/* A server has gone, and nobody misses it: its number is vacant. */
+/* Makes the number of a server vacant: the server has gone, and nobody misses it. */
 static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation) {
   mlfab__place *place = &node->places[server];
   if (place->vacant || place->incarnation > incarnation) return;
@@ -238,7 +238,7 @@ static void growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation)
   node->growing->servers_left = 1;
 }
 
-/* Tells everybody, this node included, that a server has come or gone. */
+/* Tells all nodes, including this node, that a server has come or gone. */
 static void growth_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
   mlfab__member member;
   growth_describe(node, server, kind, &member);
@@ -264,7 +264,7 @@ static void growth_settle(mlfab_node *node) {
   }
 }
 
-/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
+/* Takes a process that has the number of a server whose state nobody misses: it begins late, without slices. */
 static void growth_came(mlfab_node *node, uint32_t server) {
   node->peers[mlfab__node_of_server(node, server)].late = 1;
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) growth_tell_all(node, server, MLFAB_EVENT_JOINED);

@@ -90,7 +90,7 @@ MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node) {
   return 0;
 }
 
-/* Moves one frame over a link inside the node. Returns 1 if there was one. */
+/* Moves one frame over a link inside the node. Returns 1 if there was a frame. */
 static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
   if (!mlfab__outbox_yield(node, from)) return 0;
   /* Advance the sender first: the receiver's answer may depend on its state. The frame's meta stays in

@@ -146,7 +146,7 @@ MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, u
 
 /* --- actions --- */
 
-/* Makes room for this many actions, so that running out of memory later loses none. */
+/* Makes room for this many actions: a later lack of memory then loses none. */
 static int link_reserve_actions(mlfab_node *node, uint32_t room) {
   if (room <= node->actions_room) return 0;
   mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
@@ -198,7 +198,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Besides the actions of updates, four per link: take its loans back, close, dial again, probe. */
+  /* In addition to the actions of updates, four for each link: take its loans back, close, dial again, probe. */
   int reserved = !link_reserve_actions(node, LINK_ACTIONS(node) + 4 * more);
   int timed = !mlfab__heap_reserve(&node->timers, &node->env,
                                    mlfab__node_timer(node, MLFAB__TIMER_LINK, more));
@@ -300,8 +300,8 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
       while (room < used + padded) room *= 2;
       uint8_t *queue = room <= LINK_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
       if (!queue) {
-        /* The peer does not read, or there is no memory: close the link. Important state is sent again on
-         * the next one. */
+        /* The peer does not read, or memory is short: close the link. Important state is sent again on the next
+         * link. */
         mlfab__node_doom(node, index);
         return;
       }

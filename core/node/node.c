@@ -5,7 +5,7 @@
 
 enum { NODE_STRANGERS = 64, NODE_RESTARTS = 48 /* the bit of a job that counts its restarts */ };
 
-/* Every call tells the time. */
+/* Takes the time, which every call tells. */
 static void node_look(mlfab_node *node, uint64_t now_ns) {
   if (MLFAB__UNLIKELY(now_ns > node->now_ns + MLFAB__PAUSE_BEATS * node->config.heartbeat_ns))
     mlfab__alive_look(node, mlfab_node_deadline(node), now_ns);
@@ -14,14 +14,14 @@ static void node_look(mlfab_node *node, uint64_t now_ns) {
 
 /* --- open and close --- */
 
-/* The identity of this node in the fabric. */
+/* Sets the identity of this node in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0 && !c->join;
   node->is_replica = c->roles == MLFAB_ROLE_REPLICA;
   node->is_server |= node->is_replica;
-  /* A copy does not serve before it knows that the fabric is being formed, or has the votes. */
+  /* A copy serves only after it knows that the fabric is being formed, or has the votes. */
   node->standby = node->is_server && c->replicas;
   uint32_t others = c->workers + (c->dedicated ? (1 + c->replicas) * c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
@@ -46,8 +46,8 @@ static void node_identify(mlfab_node *node) {
     node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
 }
 
-/* A hash of the host: nodes that listen at one address share its links; nodes that listen only inside their
- * machine count as one host. */
+/* A hash of the host: nodes that listen at one address share its links. Nodes that listen only inside their machine
+ * count as one host. */
 static uint64_t node_host(const char *addresses) {
   static const char local[] = "localhost";
   for (const char *at = addresses; *at;) {
@@ -99,7 +99,7 @@ static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_
 
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why);
 
-/* A call of this node that was not proven yet has failed. */
+/* Takes the failure of a call of this node that was not proven yet. */
 static void node_new_down(mlfab_node *node, const mlfab__link *was, uint32_t index,
                           const char *why) {
   (void)index;
@@ -127,7 +127,7 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
 };
 
-/* This node is reached there, too: at the end of its call to server 0. */
+/* Adds an address at which this node is reached, too: the local end of its call to server 0. */
 static void node_reached_at(mlfab_node *node, const char *address) {
   int asked = node->config.host != node_host(node->addresses);
   mlfab__node_add_address(node->addresses, address);
@@ -219,7 +219,7 @@ static void node_settle(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
-/* Does a role, or a link between workers, wait for something? Then the timer SCAN runs four times a beat. */
+/* Does a role, or a link between workers, wait for an event? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
   int waits = node->self_lost || (node->between && node->between->waits(node));
   for (uint32_t i = 0; i < node->nroles && !waits; i++)
@@ -227,7 +227,7 @@ static int node_waits(const mlfab_node *node) {
   return waits;
 }
 
-/* A role has called mlfab__node_crash: the other nodes see what they would see of a process that has died. */
+/* Carries out mlfab__node_crash, which a role has called: to other nodes this process looks as if it had died. */
 static void node_crash(mlfab_node *node) {
   mlfab__requests *table = &node->requests;
   mlfab__request *request;
@@ -241,7 +241,7 @@ static void node_crash(mlfab_node *node) {
                           (int)node->failure.is_server, node->now_ns, "%s", node->failure.text);
 }
 
-/* Runs after everything that may have changed state. */
+/* Runs after each event or call that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
   if (MLFAB__UNLIKELY(node->crashes)) {
     if (node->crashes == 1) node_crash(node);
@@ -264,14 +264,14 @@ static void node_epilogue(mlfab_node *node) {
 
 /* --- events --- */
 
-/* Why the sender of a link's first frame is not a member of this job; NULL when it is. */
+/* The reason why the sender of a link's first frame is no member of this job; NULL if it is a member. */
 static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
   if (!node->guard && (header->type == MLFAB__CHALLENGE || header->flags & MLFAB__WIRE_TAGGED))
     return "the caller has a key, and this job has none (MLFAB_KEY)";
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
-/* Is the sender of a link's first frame of another start of this job? Then one of both is late, and 1. */
+/* Does the sender of a link's first frame belong to another start of this job? Then one of both is late, and 1. */
 static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header *header) {
   const uint64_t own = node->restarts;
   const uint64_t apart = header->job - (node->job - (own << NODE_RESTARTS));
@@ -347,7 +347,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
     mlfab__node_turn_away(node, index, strange);
     return;
   }
-  /* What a copy of a server says is void when another one has replaced it. */
+  /* Frames of a copy are void when the other copy has replaced it. */
   int says = mlfab__node_has_other(node, link->kind) && header.type != MLFAB__HELLO_ACK && !last;
   if (says && header.epoch < link->term) {
     mlfab__node_drop(node, index, MLFAB_ERR_FENCED, "a frame of a copy that was replaced");
@@ -361,7 +361,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   mlfab__node_dispatch(node, index, &frame);
 }
 
-/* A node called: closes the oldest of the links that no role knows yet if there are too many. All members
+/* Called when a node called: closes the oldest of the links that no role knows yet if there are too many. All members
  * may call at the same time. */
 static void node_bound_strangers(mlfab_node *node) {
   uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
@@ -376,7 +376,7 @@ static void node_bound_strangers(mlfab_node *node) {
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }
 
-/* A call to a server or to another worker failed. */
+/* Takes the failure of a call to a server or to another worker. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN) {
@@ -431,7 +431,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
-/* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
+/* Ends joining: server 0 has another key, protocol or transport, as the transport found: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
   if (mlfab__bootstrap_elsewhere(node, code, why)) return;
@@ -656,7 +656,7 @@ static void node_done_action(mlfab_node *node, int status) {
     if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
       node_cannot_dial(node, status);
   } else if (queued.kind == MLFAB_ACTION_DETACH && mlfab__node_link(node, queued.link, &index)) {
-    /* No memory to copy to: closing the link returns the buffer. */
+    /* No memory for a copy: closing the link returns the buffer. */
     mlfab__node_hang_up(node, index, "out of memory");
   }
 }
@@ -688,7 +688,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     node_rotate(node);
   } else if (status == MLFAB_ERR_AGAIN || status == MLFAB_ERR_PEER_CLOSED) {
     /* The peer may have said BYE before it went: the transport still delivers the frames that it sent, then
-     * DOWN. Until then offer this link no more frames, as if it had no room. */
+     * DOWN. Until then this link gets no frames, as if it were full. */
     node->out = MLFAB__OUT_NONE;
     link->blocked = 1;
     node_unlist(node, index);
@@ -796,7 +796,7 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
                                       mlfab_error *error) {
-  /* Not all of it: the text is long, and every push comes this way. */
+  /* Clears only these members: the text is long, and every push comes this way. */
   error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
   error->waited_ns = 0;
@@ -816,14 +816,14 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   return 0;
 }
 
-/* Records a wrong argument like any other error. */
+/* Records a wrong argument as any other error. */
 static int node_wrong(mlfab_node *node, int code, const char *text) {
   return MLFAB__FAIL(&node->requests.last, code, "%s", text);
 }
 
 /* --- leaving --- */
 
-/* Would the peer take the end of this link for a death or a close? Between workers server 0 reports it. A
+/* Would the peer take the end of this link for a death or a close? Between workers, server 0 reports the end. A
  * hand-driven peer may compute for long before it reads. */
 static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
@@ -856,7 +856,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
   }
 }
 
-/* Do other workers wait for this node, or has the inner link a frame that was not carried yet? */
+/* Do other workers wait for this node, or does the inner link have frames to carry? */
 static int node_awaited(const mlfab_node *node) {
   uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
   if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
@@ -886,7 +886,7 @@ static void node_part(mlfab_node *node) {
   node_epilogue(node);
 }
 
-/* how: as `parting`. */
+/* how: a value of `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node_look(node, now_ns);
   /* If the worker role has left before the server role, nobody waits for it any more. */

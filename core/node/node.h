@@ -1,11 +1,11 @@
-/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in roles,
- * which it knows only through their table (role.h).
+/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. The roles of a node do its work; the
+ * node knows them only through their table (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
  *    NEW      another node called this one. Its first frame tells the kind: JOIN -> JOIN_IN,
  *             HELLO -> WORKER, SCHEDULER, RESHARD_IN or VOTER_IN, MEET -> PEER_IN
- *    CLAIM    it asks for a number that another process has: see Numbers
+ *    CLAIM    the caller asks for a number that another process has: see Numbers
  *    JOIN_IN  at server 0: from a node that joins, until that node has its WELCOME and hangs up
  *    JOIN_OUT from this node to server 0, to join; closed when WELCOME has arrived
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then all other frames
@@ -22,19 +22,19 @@
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
- * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from
- * inside a role: it carries out what a role requests of links (drop, detach) after the role has returned. A dropped
- * link closes at once and loses its queue.
+ * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from inside a
+ * role: it carries out a role's requests to links (drop, detach) after the role has returned. A dropped link closes at
+ * once and loses its queue.
  *
- * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
- * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
- * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
- * displaces the oldest. A NEW link ends after 5 beats of silence, and with a key at the latest 2 s after the call; a
- * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
- * ends when its node is silent, or 20 beats after WELCOME was due.
+ * Strangers. A caller has to show the job in its first frame, and to prove the key in a fabric with a key (guard
+ * below). Until then it learns only the reason of a refusal: neither the job (the header omits its hash) nor that a
+ * node lives here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer
+ * link displaces the oldest. A NEW link ends after 5 beats of silence, and with a key at the latest 2 s after the call.
+ * A CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer link of the same process replaces it.
+ * It ends when its node is silent, or 20 beats after WELCOME was due.
  *
- * Restarts. The name of a job may say how often its launcher has started it again (mlfab__job_restarts). Processes of two
- * starts of one job are of different jobs, but one of them is late:
+ * Restarts. The name of a job may contain the number of times that its launcher has started it again
+ * (mlfab__job_restarts). Processes of two starts of one job belong to different jobs, but one of them is late:
  *
  *    first frame of an older start --> it is refused, FENCED
  *    first frame of a newer start  --> this node ends (mlfab__node_crash), FENCED; the caller calls again, until its deadline
@@ -45,8 +45,8 @@
  * Growth: see growth.h.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
- * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
- * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
+ * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a heartbeat
+ * that the holder has to answer (BEAT_PROBE, BEAT_ANSWER):
  *
  *    first frame --no link, or the same process, whose old link is closed--> admitted at once
  *         |
@@ -56,35 +56,34 @@
  *                                     |--5 beats, any other holder--> its link is closed, as above
  *                                     +--the caller hangs up--> forgotten; the probe after 7 beats
  *
- *  (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that a process
- *      sent before it died.
+ *  (1) A holder that answers keeps its number. Only the answer to the probe counts: other frames may come from before
+ *      its death.
  *  (2) The node sends a holder one probe at a time, on behalf of all claims to its number.
  *  (3) The node sends nothing on a CLAIM link until it decides the claim, after 5 beats at most.
  *  (4) A process that calls again does not wait.
  *  (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a dedicated server when another
  *      process says JOIN for its number; a welcomed process has 5 beats to say HELLO. Until that is decided server 0
  *      hangs up on the other process, which calls again.
- *  (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and probes the holder,
- *      and closes the holder's link unless it answers within 2 beats. Meanwhile the caller calls again for as long
- *      as it needs the link.
+ *  (6) A caller continues right after MEET, so it cannot wait for a claim. The node refuses the caller, probes the
+ *      holder, and closes the holder's link after 2 beats without an answer. Meanwhile the caller calls again for as
+ *      long as it needs the link.
  *
- * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce of every
- * node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a
- * separate scheduler from HELLO: a greater incarnation is a newer process. They cannot detect an incarnation that
- * server 0 has not issued.
+ * Admission. A node checks the identity in a first frame. Server 0 knows the incarnation and nonce of every node from
+ * JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a separate scheduler
+ * from HELLO: a greater incarnation is a newer process. They cannot detect an incarnation that server 0 has not issued.
  *
- * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs up (both
- * do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that the peer sends
- * meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death (between workers,
- * between servers). If a send finds that the peer has gone, the peer's BYE may still be unread: the node offers
- * that link no more frames until DOWN.
+ * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs up (both do
+ * so if both leave). Else a BYE could be lost in a transport's send buffer, or destroyed by frames that the peer sends
+ * meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death (between workers, between
+ * servers). If a send finds that the peer has gone, the peer's BYE may still be unread: the node offers that link no
+ * more frames until DOWN.
  *
- * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
+ * Liveness: a node sends a heartbeat on a link if it has sent no other frame there for a beat. A link is in one of
  * these states:
  *
  *    HEARD     a byte came less than 3 beats ago. After 1.5 beats without a frame the node asks the transport at
- *              every look (MLFAB_ACTION_PROBE) for bytes of a frame that is not complete: they count, since a slow
- *              link takes long for a frame, and heartbeats wait behind it
+ *              every look (MLFAB_ACTION_PROBE) for bytes of an incomplete frame: they count, since a slow link takes
+ *              long for a frame, and heartbeats wait behind it
  *    SUSPECT   no byte came for 3 beats. The same question tells whether the peer's system answers
  *              -> HEARD with the next byte, LOST
  *    LOST      closed: (a) for 5 beats neither a byte nor an answered probe came; or (b) no byte came
@@ -92,53 +91,54 @@
  *
  * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
  * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
- *  - a hand-driven peer: (b) does not apply, nor (a) if the transport cannot probe. Between workers the
- *    node does not know whether the peer is hand-driven: such a link is opened again;
- *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of
- *    silence (from our BYE on). Nothing is lost: without a scheduler, servers grant updates first come,
- *    first served;
- *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
- *    otherwise.
+ *  - a hand-driven peer: (b) does not apply, and (a) only if the transport can probe. Between workers the node cannot
+ *    tell whether the peer is hand-driven: such a link is opened again;
+ *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of silence (from
+ *    our BYE on). This loses nothing: without a scheduler, servers grant updates first come, first served;
+ *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer otherwise.
  *
- * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it was stopped (Ctrl-Z), frozen
- * (docker pause), or its machine was. Its peers may have been paused with it, so their silence shows nothing:
+ * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it or its machine was stopped
+ * (Ctrl-Z) or frozen (docker pause). Its peers may have been paused with it, so their silence proves nothing:
  *
  *    AWAKE --called late--> suspicion starts anew: every peer counts as heard now --> AWAKE
  *      ^ \--called late again, before it was awake for silent_death_ns--> the pause counts as one beat of silence --\
  *      \-----------------------------------------------------------------------------------------------------------/
  *
- *  (1) Every stamp from which a silence is counted moves: those of links, callers, routes, claims and offers here, those
- *      of roles in mlfab__role.awake. mlfab__later moves one.
- *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
- *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
+ *  (1) Every stamp from which a silence is counted moves: stamps of links, callers, routes, claims and offers here,
+ *      stamps of roles in mlfab__role.awake. mlfab__later moves a stamp.
+ *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Deadlines of requests do
+ *      not move either.
+ *  (3) A node that runs rarely, because its user drives it or its processor is busy, still notices the dead, after few
+ *      looks.
  *
- * Pacing. On a slow link a heartbeat, or a vote, must not wait behind bulks for long. So the node measures how many bytes a
- * link takes in a beat, and bounds the bulk of a frame (mlfab__port_chunk) and the bulks that have not left:
+ * Pacing. On a slow link a heartbeat, or a vote, must not wait behind bulks for long. So the node measures how many
+ * bytes a link takes in a beat. It bounds the bulk of a frame (mlfab__port_chunk), and the sum of bulks that have not
+ * left:
  *
  *    FREE --a frame with a bulk and a token is handed over--> TIMED: a fourth of a beat of bulk may follow --it has left-->
  *    FREE, with a new measurement: the bytes up to that frame, and the time that they took
  *
- * A smaller measurement holds at once, a larger one counts as at most twice the last. So the first frame of a link goes
- * alone, and a fast link has no bounds after it. A link inside the host has none.
+ * A smaller measurement holds at once. A larger measurement counts as at most twice the last. So the first frame of a
+ * link goes alone, and a fast link has no bounds after it. A link inside the host has none.
  *
- * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
- * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
- * it has heard and sent since, acts if necessary, and arms the timer again for the earliest time at which it may
- * have to act. Times are rounded up to a quarter of a beat since the node was opened, so that the timers of many
- * links expire together. The timer SCAN is armed only while a role, or a link between workers, waits for something.
- * Requests and roles report their own deadlines.
+ * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject begins
+ * (a link stands, a worker's link broke); frames do not postpone it. When a timer expires, the node checks the frames
+ * heard and sent since, and acts if necessary. Then it arms the timer again for the earliest time of a possible action.
+ * Times are rounded up to a quarter of a beat since the node was opened, so that the timers of many links expire
+ * together. The timer SCAN is armed only while a role, or a link between workers, waits for an event. Requests and
+ * roles report their own deadlines.
  *
  * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
  * beats (5 if hand-driven, or with replicas). We declare a server dead if no link to it stood for 5 beats (20 with
- * replicas). Both times start at the break, regardless of the silence before it: this node itself may have been
- * stopped. After a silence under (a) or (b) the death follows at once.
+ * replicas). Both times start at the break, whatever silence came before: this node itself may have been stopped. After
+ * a silence under (a) or (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
- * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
- * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside
- * the node), caller.c (callers of our server role), bootstrap.c (joining), copies.c and peers.c (servers with replicas:
- * copies.h), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of link
- * kinds, a table in node.c, and mlfab__copies_table. */
+ * Files, lowest first: link.c (links, their queues and timers, actions); role.c (calls the roles); files.c (operations
+ * on files); outbox.c (the next frame to send); claim.c (heartbeats, Numbers, dispatch); peer_link.c (links between
+ * workers); growth.c (servers that come and go); server_link.c (routes to servers); inner.c (links inside the node);
+ * caller.c (callers of our server role); bootstrap.c (joining); copies.c and peers.c (servers with replicas: copies.h);
+ * alive.c (Liveness); node.c (events, time, leaving). Lower files call higher files through the rules of link kinds, a
+ * table in node.c, and mlfab__copies_table. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -155,7 +155,7 @@ enum {
   MLFAB__OUTLETS = 32,   /* ports of all its roles */
   MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
-#define MLFAB__ROLE_SHIFT 60         /* of a token: the bits above it hold the role */
+#define MLFAB__ROLE_SHIFT 60         /* of a token: the bits from here on hold the role */
 #define MLFAB__ROLE_VOTER (1u << 16) /* in HELLO, beside MLFAB_ROLE_* */
 
 /* Pairs of links inside a node. */
@@ -171,21 +171,21 @@ struct mlfab__session; /* ../keys/session.h */
 
 struct mlfab__mirrored; /* mirrored.h */
 
-/* Copies of a server: the one of the configuration, and its replica. */
+/* Copies of a server: the server of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
 
 enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 
-/* Why a link was closed: because of silence; for a reason that the peer has told. */
+/* The reason why a link was closed: silence, or a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
 /* See Pacing. */
 typedef struct mlfab__pace {
   uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
-  uint32_t handed, left; /* frames with a bulk and a token that were handed over; that have left */
-  uint32_t blind;        /* large bulks have no token: nothing can be measured */
-  uint32_t timed;        /* the one of `handed` that is timed; 0: none */
-  uint64_t since_ns;     /* when it was handed over, ... */
+  uint32_t handed, left; /* numbers of frames with a bulk and a token: handed over; left */
+  uint32_t blind;        /* large bulks have no token: measuring is impossible */
+  uint32_t timed;        /* number of the timed frame (counted as `handed`); 0: none */
+  uint64_t since_ns;     /* time at which it was handed over, ... */
   uint64_t upto, behind; /* ... bulk up to its end that had not left, and bulk behind it */
 } mlfab__pace;
 
@@ -197,31 +197,30 @@ typedef struct mlfab__link {
   uint8_t listed;           /* in the ready list */
   uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
   uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
-  uint8_t doomed;           /* to be closed when the role has returned */
-  uint8_t welcome;          /* a WELCOME has to be sent; 2: of a fabric that has begun before */
+  uint8_t doomed;           /* to close when the role has returned */
+  uint8_t welcome;          /* a WELCOME is due; 2: of a fabric that has begun before */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t ended;            /* MLFAB__ENDED_* */
   uint8_t called;           /* by another node */
-  uint8_t
-      turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
+  uint8_t turn; /* among the roles on this kind of link that take turns: the role to ask first */
   uint8_t proven, tagged; /* in a fabric with a key: both ends are proven; frames have tags */
   uint32_t id;            /* the driver's id of the link */
   uint32_t caps;
-  uint32_t term; /* Copies: of the copy that serves at one end, in every frame; 0: none */
+  uint32_t term; /* Copies: term of the copy that serves at one end, in every frame; 0: none */
   /* rank of a worker (workers: the scheduler), number of a server or of a voter, id of a joining node */
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   mlfab__pace *pace; /* NULL: before the first bulk, and on links without pacing */
   uint64_t heard_ns, sent_ns;
-  uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
+  uint64_t coming_ns; /* time since which bytes come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
-  uint64_t asked_ns;  /* when the transport was last asked for such bytes, and knew of none */
-  uint64_t moved_ns;  /* when a byte last came that was not of a heartbeat */
+  uint64_t asked_ns;  /* time of the last question to the transport for such bytes that it denied */
+  uint64_t moved_ns;  /* time of the last byte that was not part of a heartbeat */
   uint64_t nonce;     /* of the process at the other end, if it has a number */
-  uint64_t probe_ns;  /* time of the BEAT_PROBE that it has not answered; else 0 */
-  uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
-  /* Not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */
+  uint64_t probe_ns;  /* time of an unanswered BEAT_PROBE to the peer; else 0 */
+  uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: time at which WELCOME was due */
+  /* If not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */
   uint64_t pending;
   struct mlfab__session
       *session; /* keys of a link; NULL without a key, and before the proof of a caller */
@@ -244,13 +243,13 @@ typedef struct mlfab__caller {
 /* Server 0's record of another node, by node id. */
 typedef struct mlfab__peer {
   uint8_t joined, hand;
-  uint8_t fresh; /* it was there when the fabric was formed, and has not been replaced */
+  uint8_t fresh; /* present when the fabric was formed, and not replaced since */
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
   uint8_t late;    /* a server that joined the running fabric */
-  uint32_t leaves; /* a server that has gone, and that nobody misses: its incarnation; 0: not */
-  /* A number that nobody has: when it was offered, and to which process; 0: it was not. */
+  uint32_t leaves; /* incarnation of a server that has gone and that nobody misses; else 0 */
+  /* A free number: time of its offer, and the process that it was offered to; 0: not offered. */
   uint64_t offered_ns, offered_to;
   /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
    * because another process claims its number. 0: neither. */
@@ -263,22 +262,22 @@ typedef struct mlfab__between {
   void (*free)(mlfab_node *node);
   void (*scan)(mlfab_node *node);
   int (*waits)(const mlfab_node *node); /* for the timer SCAN */
-  /* MEET came on a new link. WHERE came to server 0, or THERE from it: errors: FRAME. */
+  /* meet: MEET came on a new link. told: WHERE came to server 0, or THERE from it. Errors: FRAME. */
   void (*meet)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
   int (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
-  /* Our call to this worker's node: where to; it succeeded (0: it is no longer wanted); it failed. */
+  /* Our call to this worker's node: its address; it succeeded (0: it is no longer wanted); it failed. */
   const char *(*address)(const mlfab_node *node, uint64_t rank);
   int (*up)(mlfab_node *node, uint64_t rank, uint32_t link);
   void (*failed)(mlfab_node *node, uint64_t rank, const char *why);
   uint32_t (*link_to)(const mlfab_node *node, int kind, uint32_t peer);
 } mlfab__between;
 
-/* Where a server is, as WELCOME or MEMBER told. */
+/* The place of a server, as told by WELCOME or MEMBER. */
 typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
   uint8_t late;   /* the server joined the running fabric */
   uint8_t hand;
-  uint8_t moved; /* it is another process than WELCOME told, and has not said yet where */
+  uint8_t moved; /* another process than WELCOME told has it; address not known yet */
   /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
   uint32_t incarnation;
   uint64_t nonce;
@@ -289,8 +288,8 @@ typedef struct mlfab__place {
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
-  uint8_t copy;  /* of the server: the one that is called, or was called last */
-  uint32_t term; /* the largest that a copy of this server has told */
+  uint8_t copy;  /* copy of the server that is called, or was called last */
+  uint32_t term; /* the largest term that a copy of this server has told */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
@@ -304,7 +303,7 @@ enum mlfab__bootstrap_phase {
   MLFAB__BOOTSTRAP_FAILED
 };
 
-/* Timers, in the order in which those of equal time expire. */
+/* Timers. At equal times they expire in this order. */
 enum mlfab__timer {
   MLFAB__TIMER_JOIN,
   MLFAB__TIMER_LINK,   /* one per link */
@@ -334,27 +333,27 @@ typedef struct mlfab__outlet {
   int kind;
 } mlfab__outlet;
 
-/* What a fabric with a key does on links that a transport sees. NULL functions: none. */
+/* Functions of a fabric with a key for links that a transport sees. NULL functions: none. */
 typedef struct mlfab__guard {
-  /* Our call is up. It goes on with mlfab__node_call_up when both ends are proven, or the link is closed. */
+  /* Our call is up. The function calls mlfab__node_call_up when both ends are proven, or closes the link. */
   void (*call)(mlfab_node *node, uint32_t link, uint64_t token);
-  /* 1: the frame is of a proven end, go on. 0: it was taken, or refused; the link may be gone. */
+  /* Returns 1: the frame comes from a proven end, go on; 0: it was taken or refused, and the link may be gone. */
   int (*frame)(mlfab_node *node, uint32_t link, const mlfab_io_event *event,
                const mlfab__header *header);
-  /* A header of which more has to come (MLFAB_IO_HEAD). The link may be gone after it. */
+  /* The header of an incomplete frame came (MLFAB_IO_HEAD). The link may be gone afterwards. */
   void (*head)(mlfab_node *node, uint32_t link, const mlfab_io_event *event);
-  /* The text for a link on which something came that the peer has not sent so. */
+  /* Writes the text for a link on which bytes came that differ from those that the peer sent. */
   void (*altered)(const mlfab_node *node, const mlfab__link *link, char *text, size_t room);
   /* Puts code and tag into a frame for a tagged link. sent: a transport has taken it. */
   void (*seal)(const mlfab__link *link, uint8_t *head, uint32_t head_bytes, const void *bulk,
                uint32_t bulk_bytes);
   void (*sent)(mlfab__link *link);
-  /* Wipes and frees the session of a link; the node's keys. */
+  /* end: wipes and frees the session of a link. The next: the node's keys. */
   void (*end)(mlfab_node *node, mlfab__link *link);
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
-/* A frame that went over a link which a transport sees, for an observer. `meta` is valid during the call. */
+/* A frame on a link that a transport sees, for an observer. `meta` is valid during the call. */
 typedef struct mlfab__tap_frame {
   uint64_t now_ns;
   uint8_t out;  /* 1: a transport has taken it; 0: it arrived */
@@ -385,7 +384,7 @@ typedef struct mlfab__tap {
 
 /* A node's file operations: files.c. */
 typedef struct mlfab__files_table {
-  /* The operation of an action. An operation has ended. The driver did not begin one. */
+  /* op: the operation of an action. The others: an operation has ended; the driver did not begin one. */
   const mlfab_file_op *(*op)(mlfab_node *node, uint64_t token);
   void (*event)(mlfab_node *node, const mlfab_io_event *event);
   void (*refused)(mlfab_node *node, uint64_t token, int status);
@@ -396,34 +395,36 @@ typedef struct mlfab__copies_table {
   /* Makes node->replica, and counts routes and places. Errors: MEMORY. free: frees it. */
   int (*open)(mlfab_node *node);
   void (*free)(mlfab_node *node);
-  /* The voter of a route behind the others. */
+  /* The voter of a route; voters' routes stand behind all others. */
   uint32_t (*voter)(const mlfab_node *node, uint32_t route);
-  /* A part of a server that both copies have: mirrored.h. */
+  /* Adds a part of a server that both copies have: mirrored.h. */
   void (*mirrored)(mlfab_node *node, const struct mlfab__mirrored *part);
 
-  /* Callers. hello: 1: it is a voter's, or turned away. newer: is this term of a server larger than the last: 1, 0; -1: smaller,
-   * and it was turned away. issued: server 0's record of the sender may be missing. answered: HELLO_ACK is sent. */
+  /* Callers. hello: 1 if a voter sent it, or it was turned away. newer: compares this term of a server with the last;
+   * 1: larger, 0: equal, -1: smaller, and turned away. issued: server 0's record of the sender may be missing.
+   * answered: HELLO_ACK was sent. */
   int (*hello)(mlfab_node *node, uint32_t link, const mlfab__hello *hello,
                const mlfab__frame_in *frame);
   int (*newer)(mlfab_node *node, uint32_t link, mlfab__route *route, uint32_t term);
   void (*issued)(const mlfab_node *node, mlfab__peer *peer, const mlfab__hello *hello);
   void (*answered)(mlfab_node *node, uint32_t link);
-  /* A worker's MEMBER: 0, or an error. changed: the record of this node may have changed. */
+  /* member: a worker's MEMBER; 0, or an error. changed: the record of this node may have changed. */
   int (*member)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
   void (*changed)(mlfab_node *node, uint32_t id);
   /* May this worker, which has no link, be declared dead? */
   int (*judges)(mlfab_node *node, mlfab__caller *caller);
 
-  /* Routes. toggle: the next call is to the other copy. greeted: HELLO_ACK came; 0: of a copy that was replaced. place: PLACE;
-   * errors: FRAME. why: of both copies. admitted: is this node ready, as far as voters are concerned? */
+  /* Routes. toggle: the next call goes to the other copy. greeted: HELLO_ACK came; returns 0 if its copy was replaced.
+   * place: PLACE came; errors: FRAME. why: reasons of both copies. admitted: is this node ready, as far as voters are
+   * concerned? */
   void (*toggle)(mlfab_node *node, uint32_t route);
   int (*greeted)(mlfab_node *node, uint32_t link, mlfab__route *route, const mlfab__hello_ack *ack);
   int (*place)(mlfab_node *node, const mlfab__frame_in *frame);
   void (*why)(const mlfab__route *route, char text[128]);
   int (*admitted)(const mlfab_node *node);
 
-  /* Joining. judge: a JOIN of `who`, as bootstrap_judge. rejects: of the node with this id, or NO_NODE: not known yet; 1: it has to
-   * call again. welcome: WELCOME is due to it. welcomed: this node got WELCOME. */
+  /* Joining. judge: judges a JOIN of `who`, as bootstrap_judge. rejects: returns 1 if the node with this id (NO_NODE:
+   * not known yet) has to call again. welcome: WELCOME is due to that node. welcomed: this node got WELCOME. */
   int (*judge)(const mlfab_node *node, const mlfab__join *join, const char *who, char *text,
                size_t room);
   int (*rejects)(mlfab_node *node, uint32_t link, uint32_t id);
@@ -433,28 +434,28 @@ typedef struct mlfab__copies_table {
 
 /* Processes that come while the fabric runs, if they may: growth.h. */
 typedef struct mlfab__growth {
-  /* A process that has no number asks server 0 for one. told: server 0's answer to this process. */
+  /* asks: a process without a number asks server 0 for one. told: server 0's answer to this process. */
   void (*asks)(mlfab_node *node, uint32_t link, const mlfab__join *ask);
   void (*told)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
-  /* Server 0. spares: would nobody miss the state of this server? came: another process has taken the number of such a server.
-   * left: the process with this incarnation has gone, and nobody misses it; for roles: takes effect in `settle`. */
+  /* Server 0. spares: can the fabric spare the state of this server? came: another process has taken the number of such
+   * a server. left: the process with this incarnation has gone and is spared; for roles, from `settle` on. */
   int (*spares)(const mlfab_node *node, uint32_t server);
   void (*came)(mlfab_node *node, uint32_t server);
   void (*left)(mlfab_node *node, uint32_t server, uint32_t incarnation);
   void (*settle)(mlfab_node *node);
-  /* Server 0: `counts` tells from now on whether the fabric would miss the state of a server. Without it: yes. */
+  /* Server 0: sets `counts`, which tells whether the fabric would miss the state of a server. Without it: yes. */
   void (*judge)(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self);
-  /* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
+  /* Does this server hold part of the model? A late server does only while it has slices. */
   int (*holds)(const mlfab_node *node, uint32_t server);
-  /* tell: all that the node at the other end of this link has to know. member: server 0 says that a server has joined the running
-   * fabric (JOINED), or that nobody misses one that has gone (LEFT). known: the list of servers is complete. */
+  /* tell: informs the node at the other end of this link. member: server 0 reports that a server has joined the running
+   * fabric (JOINED), or has gone and is not missed (LEFT). known: the list of servers is complete. */
   void (*tell)(mlfab_node *node, uint32_t link);
   void (*member)(mlfab_node *node, const mlfab__member *member);
   void (*known)(mlfab_node *node);
   void (*free)(mlfab_node *node);
 } mlfab__growth;
 
-struct mlfab__parts; /* the parts of a node: defined in a higher layer */
+struct mlfab__parts; /* the parts of a node, defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
@@ -467,15 +468,15 @@ struct mlfab_node {
   struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
-  uint32_t restarts;     /* of the job, by its launcher */
+  uint64_t job;          /* hash of its name without restarts, plus the restarts: see Restarts */
+  uint32_t restarts;     /* number of restarts of the job by its launcher */
   const mlfab__tap *tap; /* NULL: nobody observes this node */
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
   uint32_t voter;         /* this node's number among the voters, or MLFAB__NO_NODE */
-  uint32_t term;          /* a copy that serves: of its record, when it began to */
+  uint32_t term;          /* a serving copy: term of its record when it began to serve */
   int fresh;              /* as in WELCOME */
   uint64_t fabric;        /* as in WELCOME */
   int is_worker, is_server, is_coordinator, is_scheduler;
@@ -487,13 +488,13 @@ struct mlfab_node {
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
-  /* Roles by kind of link; of those, the ones that send on it. */
+  /* Roles by kind of link; among them, the roles that send on it. */
   uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
   /* index into `on`: the first role to ask for a frame type */
   uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES];
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
-  uint8_t nurgent[MLFAB__LINK_KINDS]; /* the first of `senders`, which do not take turns */
-  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
+  uint8_t nurgent[MLFAB__LINK_KINDS]; /* number of the first `senders`, which do not take turns */
+  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles with the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
   struct mlfab__filer *filers;     /* the newest stream first; they belong to roles */
@@ -507,19 +508,19 @@ struct mlfab_node {
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
-  uint64_t asleep_ns; /* Pauses: sum of those so far; */
-  uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
+  uint64_t asleep_ns; /* Pauses: their sum so far; */
+  uint64_t anew_ns;   /* the awake time after which suspicion may start anew next */
   uint32_t join_link;
   int meets;                          /* this node is server 0, and the fabric is formed here */
   int join_other;                     /* the next call is to the replica of server 0 */
-  uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
-  int join_said;                      /* a process at one of the ports has said why not */
+  uint32_t join_ports, join_turns[2]; /* ports of the called address; calls of each */
+  int join_said;                      /* a process at one of the ports has told a reason against */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
   char join_why[160], missing[128];
-  const char *strange; /* why the last stranger was refused, or NULL */
-  uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
+  const char *strange; /* the reason why the last stranger was refused, or NULL */
+  uint64_t misfits; /* processes with other settings than this node; reason of the last refusal */
   char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
@@ -551,7 +552,7 @@ struct mlfab_node {
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* inner links have more frames than one run carries */
-  /* The action that was yielded last. */
+  /* The last action that was yielded. */
   enum {
     MLFAB__OUT_NONE,
     MLFAB__OUT_CONTROL,
@@ -565,8 +566,8 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns;
-  /* 1: the worker role, 2: all roles. Parting: the node takes no calls any more, but finishes what other
-   * workers wait for, until part_ns at most; leaving: it has said BYE. */
+  /* 1: the worker role, 2: all roles. Parting: the node takes no more calls, but finishes work that other workers wait
+   * for, until part_ns at most; leaving: it has said BYE. */
   int parting, leaving;
   uint64_t part_ns;
 };
@@ -583,19 +584,19 @@ MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
-/* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
+/* Does a link of this kind lead to a server with a replica, so that the other copy may be called? */
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
-/* Where the server of a route is. */
+/* The place of the server of a route. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
-/* Adds an address to a node's list: before those of the same listener, as its scheme and port tell. */
+/* Adds an address to a node's list, in front of addresses of the same listener (of the same scheme and port). */
 MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
-/* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
- * no more links, and all calls return the error. */
+/* Call it if a role cannot go on. When the role has returned, the node hangs up on all links and ends all requests with
+ * this error. It then takes no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
-/* Joining fails with this error; no effect when the node is ready or has failed. */
+/* Ends joining with this error; no effect if the node is ready or has failed. */
 MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
                                       const char *text);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
@@ -628,11 +629,11 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t t
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* The link's claim is over: it becomes NEW again. */
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
-/* The link is gone: tells its users. */
+/* Tells the users of a link that it is gone. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
-/* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
+/* Closes a link, which the transport will not report as DOWN. Only for links that a transport sees. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
-/* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
+/* Closes a link when the roles have returned. The second function also logs and counts a breach of the protocol. */
 MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
 /* Sends the reason, then closes. */
@@ -641,8 +642,8 @@ MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int cod
 
 /* --- role.c: the roles --- */
 
-/* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only when out of memory for
- * them. Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
+/* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only if memory for them is lacking.
+ * Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
 MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
                                               size_t bytes);
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node);
@@ -662,12 +663,11 @@ MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
 MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
                                       const char *why);
-/* A transport returned the bulk with this token, which includes the role. */
+/* Takes a bulk that a transport returned; its token includes the role. */
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
-/* Tells all roles that this worker takes no further part. roles_serve: may other nodes need one of them at
- * any time? */
+/* Tells all roles that this worker takes no further part. roles_serve: may other nodes need a role at any time? */
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
@@ -676,11 +676,11 @@ MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* --- outbox.c: the next frame to send --- */
 
 /* Fills node->frame with the next frame for this link; its meta is in node->head. Returns 1, or 0 when
- * there is none. taken: the frame was sent, and its source advances. */
+ * there is none. taken: the frame was sent; advances its source. */
 MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
-/* Pacing: a frame with a token has left; a loan was taken back, so that its frame may not be reported; the most bulk of a
- * frame. */
+/* Pacing. left: a frame with a token has left. detached: a loan was taken back, so its frame may not be reported.
+ * chunk: the maximum bulk of a frame. */
 MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link);
@@ -691,13 +691,13 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
                                             uint64_t sent_ns);
-/* Sends BEAT_PROBE to the process at the other end, unless one is unanswered. */
+/* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* May the process that sent this frame on a new link have the number whose link is `holder`? 1: yes, nobody
- * has it, or the same process has (its old link still stands). 0: it waits, or was refused. */
+/* May the sender of this frame, on a new link, have the number of the link `holder`? 1: the number is free, or held by
+ * the same process (its old link still stands). 0: the sender waits, or was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame);
-/* Handles the first frames of claims again whose holder has lost its link. */
+/* Handles the first frames of claims again if the holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
 /* Acts on a probe that was not answered in time. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
@@ -709,11 +709,11 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
 /* Creates a pair of links. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
                                       uint32_t asking_peer, int other, uint32_t other_peer);
-/* The pair stands: its roles greet each other. fresh: for the first time. */
+/* Makes the roles of a pair, which stands now, greet each other. fresh: for the first time. */
 MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh);
 /* Greets again over all pairs after a break. */
 MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node);
-/* The inner links break, for lack of memory: the roles forget frames under way. */
+/* Breaks the inner links, for lack of memory: the roles forget frames under way. */
 MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node);
 /* Creates the links to this node's own server role. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node);
@@ -730,14 +730,14 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uin
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
-/* Has a process this number, as far as this node knows? */
+/* Does a process have this number, as far as this node knows? */
 MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why);
 /* Opens the link to the server role of another server, or to our own, if there is none. */
 MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t route);
-/* The node becomes ready when every server has answered HELLO. */
+/* Makes the node ready if every server has answered HELLO. */
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
 /* Opens the routes to all servers. */
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
@@ -748,40 +748,40 @@ MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
 
 /* Allocates. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
-/* HELLO on a new link. */
+/* Takes HELLO on a new link. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
-/* The link is that of another server, or of another voter: answers its HELLO. */
+/* Answers HELLO of another server, or of another voter. */
 MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
                                          const mlfab__hello *hello);
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why);
-/* A worker has left or is dead, until it calls again. */
+/* Marks a worker as left or dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
 /* The first worker that has neither left nor died, or MLFAB__NO_NODE. */
 MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node);
-/* Starts the time in which all workers have to call: one without a link is dead after it. */
+/* Starts the time in which all workers have to call: afterwards a worker without a link is dead. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 
 /* --- bootstrap.c: joining --- */
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
-/* The connection for joining is up; it failed, or broke. */
+/* up: the connection for joining is up. failed: it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
-/* A process at one of several ports is not this job's server 0. 1: the caller hangs up, and the next port is tried. 0: there is one
- * port, or the reason is another, as a wrong key of this job. */
+/* A process at one of several ports is not this job's server 0. Returns 1: the caller hangs up, and the next port is
+ * tried; 0: there is only one port, or another reason, such as a wrong key of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
-/* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
+/* The callee of the call for joining, for an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
                                                     char name[MLFAB__CALLEE]);
 MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame);
-/* The link of a joining node, or our own link for joining, is gone. */
+/* Takes the end of a joining node's link, or of our own link for joining. */
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
@@ -792,33 +792,33 @@ MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab
 
 /* --- alive.c: liveness --- */
 
-/* The transport's answer for a link that is suspect. */
+/* Takes the transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
-/* `now_ns` comes long after the last look. Sees whether this process was paused. */
+/* Called if `now_ns` comes long after the last look. Detects whether this process was paused. */
 MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns);
 /* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
 
-/* Our call stands, and both ends are proven where there is a key: says JOIN, HELLO or MEET. */
+/* Our call stands, and with a key both ends are proven: sends JOIN, HELLO or MEET. */
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
-/* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
+/* Refuses a stranger. Logs the first refusals, and then ever fewer, as warnings. */
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, const char *why);
 
-/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may be called at any time
- * after. Errors: MEMORY. */
+/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may
+ * be called at any time afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
                                      const char *addresses, const mlfab__copies_table *copies,
                                      uint64_t now_ns, mlfab_node **node_p);
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
-/* Around every call of the API. Enter: may this node call now (`worker`: only a worker may)? Errors as of
- * mlfab_push. Return: keeps the error for mlfab_node_last_error, does the work that the call caused, and
- * returns its code. */
+/* These two enclose every call of the API. enter: may this node call now (`worker`: only a worker may)? Errors as of
+ * mlfab_push. return: keeps the error for mlfab_node_last_error, does the work that the call caused, and returns its
+ * code. */
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
                                       mlfab_error *error);
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
-/* A separate scheduler: has every server closed or died? */
+/* For a separate scheduler: has every server closed or died? */
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says BYE; the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);

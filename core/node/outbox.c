@@ -1,17 +1,17 @@
-/* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
- * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
+/* outbox.c - a node: chooses the next frame of a link. Control frames come first, in the order in which they were
+ * posted. Then comes a role's frame with a bulk, if the link stands. See role.h, Order. */
 #include "node.h"
 
 /* --- pacing: see node.h --- */
 
 enum {
-  OUTBOX_PARTS = 4,    /* of a beat: a chunk takes one */
+  OUTBOX_PARTS = 4,    /* parts of a beat: a chunk takes one part */
   OUTBOX_LEAST = 4096, /* the smallest bound of a chunk */
-  /* bytes a second, until there is a measurement: a first chunk takes a beat */
+  /* bytes a second, until there is a measurement: the first chunk takes a beat */
   OUTBOX_SLOWEST = 131072
 };
 
-/* Only a transport that can be probed says early that a frame has left. */
+/* Is the link paced? Only a transport that can be probed reports early that a frame has left. */
 static int outbox_paces(const mlfab__link *link) {
   return !link->self && link->caps & MLFAB_CAP_PROBE && !(link->caps & MLFAB_CAP_LOCAL);
 }
@@ -34,7 +34,7 @@ static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
   return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
 }
 
-/* A bulk was handed over. If memory is short, the link has no pacing. */
+/* Notes that a bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
   if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
   if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);
@@ -79,7 +79,7 @@ MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index) {
 
 /* --- the next frame --- */
 
-/* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
+/* Asks the roles on this link, urgent roles first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
   uint32_t n = node->nsenders[link->kind], urgent = node->nurgent[link->kind];
@@ -88,7 +88,7 @@ static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
     if (place >= n) place -= n - urgent;
     const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
     if (!role->next(role->self, at, &node->frame)) continue;
-    if (node->crashes) return 0; /* in `next`: what the frame has is not what it says */
+    if (node->crashes) return 0; /* in `next`: the frame's contents may be wrong */
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
     node->out_turn =
@@ -134,7 +134,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
     link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
     if (link->queue_begin == link->queue_end) {
       link->queue_begin = link->queue_end = 0;
-      if (link->kind == MLFAB__LINK_NEW) { /* a stranger keeps no memory for what it was told */
+      if (link->kind == MLFAB__LINK_NEW) { /* a stranger's link frees the memory of its queue */
         mlfab__free(&node->env, link->queue, link->queue_room);
         link->queue = NULL;
         link->queue_room = 0;

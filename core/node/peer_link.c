@@ -5,8 +5,8 @@
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
  * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
- * the aggregator's node answers. A node that is its own aggregator has a pair of links inside. The node
- * asks for addresses before every call, because a restarted worker has others. */
+ * the aggregator's node answers. A node that is its own aggregator has a pair of inner links. The node asks for
+ * addresses before every call, because a restarted worker has new addresses. */
 #include "peer_link.h"
 
 #include "../wire/peer_wire.h"
@@ -24,11 +24,11 @@ typedef struct peer_link {
 } peer_link;
 
 typedef struct peer_links {
-  mlfab__between table;             /* the node knows no more of this object */
+  mlfab__between table;             /* the node knows only this part of the object */
   peer_link **out;                  /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in `out` */
   uint32_t *in;                     /* by rank; aggregator role only */
-  int hops_short;                   /* no memory for a link that a role wanted */
+  int hops_short;                   /* 1: memory was lacking for a link that a role wanted */
 } peer_links;
 
 static peer_links *peers_of(const mlfab_node *node) { return (peer_links *)(void *)node->between; }
@@ -63,7 +63,7 @@ static void hop_self(mlfab_node *node, peer_link *hop) {
   mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
 }
 
-/* A role wants a link to this worker's node. */
+/* Begins to make a link, which a role wants, to this worker's node. */
 static void hop_want(mlfab_node *node, uint32_t rank) {
   mlfab__where where = {rank};
   uint8_t meta[16];
@@ -101,13 +101,13 @@ static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *fra
   return 0;
 }
 
-/* The link to server 0 that carried WHERE is gone. */
+/* Is the link to server 0 that carried WHERE gone? */
 static int hop_unheard(const mlfab_node *node, const peer_link *hop) {
   uint32_t link = node->routes[0].link;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
-/* Try again a little later, if it is still wanted then. */
+/* Tries again a little later, if the link is still wanted then. */
 static void hop_later(mlfab_node *node, peer_link *hop) {
   hop->asked = hop->connecting = 0;
   hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
@@ -124,7 +124,7 @@ static void hop_there(mlfab_node *node, const mlfab__member *there) {
   mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
-/* WHERE came to server 0, or THERE from it. */
+/* Takes WHERE at server 0, or THERE from server 0. */
 static int hop_told(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__member there;
   if (frame->type == MLFAB__WHERE) return hop_where(node, index, frame);

@@ -4,7 +4,7 @@
 
 #include "node.h"
 
-/* A node whose roles use links between workers, or server 0, which tells the addresses. Errors: MEMORY. */
+/* For a node whose roles use links between workers, and for server 0, which tells addresses. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
 
 #endif

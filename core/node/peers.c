@@ -1,16 +1,16 @@
-/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
+/* peers.c - a node: server 0's records of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
  *
- * A record of each node: whether it has joined, with which incarnation and nonce; and of a worker whether it has greeted,
- * is dead or has left. Left out: addresses (a worker tells them with its HELLO), links and times.
+ * The record of a node tells whether it has joined, its incarnation and nonce; for a worker also: greeted, dead or
+ * left. Left out: addresses (a worker tells them with its HELLO), links and times.
  *
- * Invariants. (1) A node is told its incarnation (WELCOME) only when the other copy knows it: so a copy of server 0 that
- * takes over admits every process that was welcomed, refuses those that were replaced, and issues no incarnation twice.
- * (2) What roles were told of a worker (greeted, gone) is at the same mark as what they have made of it. */
+ * Invariants. (1) Server 0 tells a node its incarnation (WELCOME) only when the other copy knows it. So a copy of
+ * server 0 that takes over admits every welcomed process, refuses replaced processes, and issues no incarnation twice.
+ * (2) One mark covers both the news of a worker (greeted, gone) and the state that the roles derived from it. */
 #include "copies.h"
 
 #include "../wire/codec.h"
 
-/* WELCOME to the process that has this number now, if it still waits. */
+/* Sends WELCOME to the process that has this number now, if it still waits. */
 static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
   mlfab_node *node = self;
   const mlfab__peer *peer = &node->peers[id];
@@ -21,7 +21,7 @@ static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, 
   mlfab__node_ready_link(node, peer->link);
 }
 
-/* There is no room for what waits: the process has to call again. */
+/* Called if waiting frames find no room: the process has to call again. */
 static void peers_drop(void *self, uint32_t id, int code, const char *text) {
   mlfab_node *node = self;
   if (node->peers[id].link != MLFAB__NO_LINK)

@@ -1,9 +1,9 @@
-/* port.h - a role's port: the frames that it receives and sends, and what it may ask of the node.
+/* port.h - a role's port: its incoming and outgoing frames, and its requests to the node.
  *
- * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker its
- * servers by number. The role posts control frames to the queue of the peer's link at once. The node asks
- * it for frames with a bulk one at a time when the link has room, so that the role chooses as late as
- * possible and control frames go between the chunks. */
+ * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker its servers by
+ * number. The role posts control frames to the queue of the peer's link at once. When the link has room, the node asks
+ * the role for one frame with a bulk. So the role chooses as late as possible, and control frames go between the
+ * chunks. */
 #ifndef MLFAB__PORT_H
 #define MLFAB__PORT_H
 
@@ -25,14 +25,14 @@ typedef struct mlfab__frame_out {
   const void *bulk; /* borrowed until the token is returned; copied if token is 0 */
   uint64_t token;   /* below 2^60: see role.h, Loans */
   uint8_t
-      callers; /* with a token: bulk is memory of a caller, who gets it back from a finished request only */
+      callers;   /* with a token: bulk is memory of a caller, who gets it back after the request */
   uint32_t slot; /* the role's own notes for `taken` */
   uint64_t note[2];
 } mlfab__frame_out;
 
 typedef struct mlfab__port {
   void *self;
-  /* Queues a control frame. A peer without a link gets nothing: HELLO repeats what matters. */
+  /* Queues a control frame. Frames to a peer without a link are lost: HELLO repeats the important state. */
   void (*post)(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
   /* The role has a frame to yield for this peer. */
   void (*ready)(void *self, uint32_t peer);
@@ -42,11 +42,10 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
-  /* The silence of the peer's link, at its last frame or at the last question to its transport. Bytes of an incomplete frame end
-   * it. Heartbeats do so only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
-   * silent. */
+  /* The silence of the peer's link, at its last frame or at the last question to its transport. Bytes of an incomplete
+   * frame end the silence; heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always silent. */
   uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
-  /* The most bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
+  /* Maximum bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
   uint32_t (*chunk)(const void *self, uint32_t peer);
 } mlfab__port;
 
@@ -55,13 +54,12 @@ static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer,
   return port->chunk ? (uint32_t)mlfab__min(most, port->chunk(port->self, peer)) : most;
 }
 
-/* A transfer may stand still for so many heartbeats while its peer beats. Then others need its room. */
+/* A transfer may stand still for so many heartbeats while its peer beats. Afterwards its room goes to others. */
 enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
-/* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
- * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
- * its frames may wait for other frames of its link, so it is not given up. A peer that only receives (`to_peer`) sends
- * heartbeats. */
+/* Is it time to give up a transfer from or to `peer` that stands still since this time? Yes after `patience_ns`, if the
+ * peer's link was as long without a byte; after `most_ns` in any case. A slow peer is not given up: it sends bytes, and
+ * its frames may wait for other frames of its link. A peer that only receives (`to_peer`) sends heartbeats. */
 MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
                                         uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
                                         uint64_t most_ns);
@@ -69,15 +67,15 @@ MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, 
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns);
 
-/* Is this bulk lent to the transport? One of at most `copied` bytes is copied, unless chunks for this peer are as small: the
- * node measures with what is lent. */
+/* Is this bulk lent to the transport? A bulk of at most `copied` bytes is copied, except if chunks for this peer are as
+ * small: the node measures with lent bulks. */
 static inline int mlfab__port_lends(const mlfab__port *port, uint32_t peer, uint32_t most,
                                     uint64_t bytes, uint32_t copied) {
   uint32_t chunk = mlfab__port_chunk(port, peer, most);
   return bytes > copied || (chunk < most && bytes >= chunk / 2);
 }
 
-/* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
+/* Drops the link of `peer` if `wrong`: the frame is malformed, or has impossible contents. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
                                        const mlfab__frame_in *frame, int wrong);
 /* The same for a frame that does not decode into the struct `m` of the frames called `name`. */
@@ -95,29 +93,30 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among the calls of its worker. progress: number of the worker's updates as rounds count them, without
- * those owed to closed rounds. pushes, barriers: begun by the worker; whole updates only. */
+/* The place of a call among the calls of its worker. progress: number of the worker's updates in the count of rounds
+ * (updates owed to closed rounds are left out). pushes, barriers: number begun by the worker; whole updates only. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;
 
-/* Why a worker stands apart: it waits in a collective, in a barrier. */
+/* The reasons why a worker stands apart: it waits in a collective, or in a barrier. */
 enum { MLFAB__APART_CALL = 1, MLFAB__APART_BARRIER = 2 };
 
-/* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
- * barrier: or NULL. */
+/* Functions by which collectives and barriers of a worker make servers count it, and barriers wait for it
+ * (coll/membership.h). worker, barrier: may be NULL. */
 typedef struct mlfab__counting {
   struct mlfab__worker *worker;
   int (*idle)(const struct mlfab__worker *worker); /* all its updates are decided */
   void (*mark)(const struct mlfab__worker *worker, mlfab__mark *mark);
-  /* For these reasons, MLFAB__APART_*. level: its progress is to be this, and its pushes; NULL: what it was. */
+  /* apart: the worker stands apart, for these reasons (MLFAB__APART_*). level: the progress and pushes to set; NULL:
+   * unchanged. */
   void (*apart)(struct mlfab__worker *worker, uint8_t why);
   void (*back)(struct mlfab__worker *worker, uint8_t why, const uint64_t *level);
   int (*counted)(const struct mlfab__worker *worker);
   struct mlfab__barrier_worker *barrier;
   void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
   void (*barrier_alone)(struct mlfab__barrier_worker *barrier);
-  /* Its barriers after `mine` follow the call after which those of rank `of` follow `theirs`. */
+  /* The barriers of this worker after number `mine` match those of rank `of` after number `theirs`. */
   void (*barrier_here)(struct mlfab__barrier_worker *barrier, int32_t of, uint64_t theirs,
                        uint64_t mine);
   uint64_t (*barriers)(const struct mlfab__barrier_worker *barrier);

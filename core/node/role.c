@@ -47,10 +47,10 @@ static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   mlfab__link *link = &to->node->links[index];
   if (link->self) return 0;
   uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
-  /* This transport does not tell of an incomplete frame. */
+  /* This transport does not report incomplete frames. */
   if (!(link->caps & MLFAB_CAP_PROBE)) return to->node->now_ns - moved_ns;
-  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. Every answer is
-   * a reason to look again, so it is asked four times a beat at most. */
+  /* Heartbeats may come beside a large frame. So this asks the transport for bytes now, for the next look. Every answer
+   * is a reason to look again, so it asks at most four times a beat. */
   uint64_t looked_ns = heartbeats ? mlfab__max(link->heard_ns, link->asked_ns) : link->asked_ns;
   uint64_t told_ns = mlfab__max(link->asked_ns, link->moved_ns);
   if (!heartbeats && !link->probing &&
@@ -105,7 +105,7 @@ static void role_list(mlfab_node *node, int kind, uint32_t number) {
   }
 }
 
-/* Urgent ones before the others. */
+/* Urgent senders come before the others. */
 static void role_list_sender(mlfab_node *node, int kind, uint32_t number) {
   uint8_t *senders = node->senders[kind];
   uint32_t at = node->nsenders[kind]++;
@@ -144,7 +144,7 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
   node->nroles = 0;
 }
 
-/* Loops over the roles on links of a kind: `role` is each of them in turn. */
+/* Loops over the roles on links of a kind: `role` takes each value in turn. */
 #define ROLE_EACH(role, node, kind)                   \
   for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
     for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)

@@ -1,4 +1,4 @@
-/* role.h - the role table: all that a node knows of its roles.
+/* role.h - the role table: the only knowledge that a node has of its roles.
  *
  * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ... It
  * names the kinds of links that it uses, and fills in the functions that it needs; the others are NULL. The node
@@ -6,15 +6,15 @@
  * and a number identify a peer (node.h): the rank of a worker, the number of a server.
  *
  * Order. If several roles use one kind of link, the node offers them a frame in the order of the table, those with
- * `rest` last, until one takes it. For a frame to send it asks the urgent roles first; the others take turns: the
- * one that sent last on this link is asked last.
+ * `rest` last, until one takes it. For a frame to send it asks the urgent roles first. The others take turns: the last
+ * sender on this link is asked last.
  *
- * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly once: the
- * node calls `returned`, or the role takes it back with the port's detach, or the link is lost; the last two cause
- * no call. Tokens of several roles on one link cannot collide: the node adds the role.
+ * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly once: the node
+ * calls `returned`, or the role takes it back with the port's detach, or the link is lost. The last two cause no call.
+ * Tokens of several roles on one link cannot collide: the node adds the role.
  *
  * The node calls these functions in a consistent state, one at a time, and never from inside a function of another
- * role: it carries out what a role requests of links (drop, detach) after the function has returned. */
+ * role. It carries out a role's requests to links (drop, detach) after the function has returned. */
 #ifndef MLFAB__ROLE_H
 #define MLFAB__ROLE_H
 
@@ -47,7 +47,7 @@ enum mlfab__link_kind {
 
 /* The data exchanged when a link comes up. */
 typedef struct mlfab__greeting {
-  const mlfab__hello *hello; /* the HELLO of a worker that called; else NULL */
+  const mlfab__hello *hello; /* the HELLO of a calling worker; else NULL */
   mlfab__hello_ack *ack;     /* the answer: the called side fills it, the caller reads it */
   uint32_t incarnation;      /* of the caller; 0 if this node called */
   int fresh;                 /* the caller is a process that was not here before */
@@ -63,45 +63,45 @@ typedef struct mlfab__at {
   uint64_t now_ns;
 } mlfab__at;
 
-enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a number that no process has had */
+enum { MLFAB__NEVER_HERE = 2 }; /* value of `left` for a number that was never used */
 
 typedef struct mlfab__role {
   const char *name;
   void *self;
-  size_t bytes;      /* of self, which the node frees after `free`; 0: not the node's */
+  size_t bytes;      /* of self, which the node frees after `free`; 0: not the node's memory */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
-  uint32_t sends;    /* of those: kinds on which the node calls `next` */
-  uint32_t urgent;   /* of `sends`: on which `next` is asked before the others, each time */
+  uint32_t sends;    /* of `links`: kinds on which the node calls `next` */
+  uint32_t urgent;   /* of `sends`: kinds on which `next` of this role is called first, each time */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
   uint8_t from, to;  /* frame types that it takes; 0 and 0: all */
-  /* it refuses frames that it does not know: the node asks it after the others */
+  /* 1: it refuses unknown frames, so the node asks it after the others */
   uint8_t rest;
 
   /* A frame: 1 if this role takes it, 0 if the frame belongs to another role; an error drops the link. */
   int (*frame)(void *self, mlfab__at at, const mlfab__frame_in *frame);
-  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is free. */
+  /* next: gives the next frame with a bulk for this peer: 1; or 0. taken: it was sent. returned: its bulk is free. */
   int (*next)(void *self, mlfab__at at, mlfab__frame_out *frame);
   void (*taken)(void *self, mlfab__at at, const mlfab__frame_out *frame);
   void (*returned)(void *self, mlfab__at at, uint64_t token);
 
-  /* A link is coming up: judge it, and fill the answer if the peer called. Nonzero: an error, with `why`;
-   * the node refuses a peer that called, and takes a server that answered for dead. */
+  /* A link is coming up: judge it, and fill the answer if the peer called. Nonzero: an error, with `why`; the node
+   * refuses a peer that called, and declares dead a server that answered. */
   int (*hello)(void *self, mlfab__at at, mlfab__greeting *greeting);
-  /* It is up, and the answer was sent or received. A server may answer again: then nothing was lost. */
+  /* The link is up: the answer was sent or received. A server may answer again; that means no loss. */
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
-  /* It broke: the peer may call again. */
+  /* The link broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
-  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come; of a
-   * server: or another process has come, which has nothing. */
+  /* The peer is dead, or has said goodbye (`left`), or there was none, but may come (MLFAB__NEVER_HERE). For a server
+   * also: another process has come, which has no state. */
   void (*gone)(void *self, mlfab__at at, int left);
-  /* Does the role want a link to this peer? The node asks if there is none. why: of the last call that failed, or "". */
+  /* Does the role want a link to this peer? The node asks if there is none. why: of the last failed call, or "". */
   int (*wants)(void *self, mlfab__at at, const char *why);
 
-  /* tick: at every look at the clock. deadline: when the next one is due. */
+  /* tick: at every look at the clock. deadline: time of the next required tick. */
   void (*tick)(void *self, uint64_t now_ns);
   uint64_t (*deadline)(const void *self);
-  /* This process did not run for a time: node.h, Pauses. Times at which a peer was heard last become late_ns later, but
-   * not later than now. */
+  /* This process did not run for a time: node.h, Pauses. Stamps of the last sign of a peer move by late_ns, at most to
+   * now. */
   void (*awake)(void *self, uint64_t late_ns, uint64_t now_ns);
   /* Four times a beat, while `waits` of any role returns 1. */
   void (*scan)(void *self, uint64_t now_ns);
@@ -111,20 +111,20 @@ typedef struct mlfab__role {
   void (*settle)(void *self);
   void (*idle)(void *self);
 
-  /* A request of this role ends: its deadline passed, or it was cancelled. */
+  /* Ends a request of this role: its deadline passed, or it was cancelled. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* The worker that an open request of this role waits for, as far as known, or MLFAB_NO_RANK. For display. */
   int32_t (*awaits)(void *self, const mlfab__request *request);
   /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
-  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that any more? */
+  /* finish: this node's worker has no more data. finished: have all stopped waiting for this role? */
   void (*finish)(void *self);
   int (*finished)(const void *self);
-  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE now. */
+  /* leave: this node's worker will leave. quiet: have all stopped waiting for this role? part: it says BYE now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);
-  /* measured: a transport measured a link. capacity: of this host's links, bytes per second; 0: not known. */
+  /* measured: a transport measured a link. capacity: rate of this host's links, bytes per second; 0: unknown. */
   void (*measured)(void *self, const mlfab_measure *measure, uint64_t now_ns);
   void (*capacity)(void *self, double in, double out);
   void (*stats)(const void *self, mlfab_stats *stats);

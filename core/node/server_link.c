@@ -1,5 +1,5 @@
-/* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
- * node calls, says HELLO, calls again after a break, and finally declares the server dead. See node.h. */
+/* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the node calls,
+ * says HELLO, and calls again after a break. In the end it declares the server dead. See node.h. */
 #include "node.h"
 
 #include <stdio.h>
@@ -11,8 +11,8 @@ static int server_link_kind(const mlfab_node *node, uint32_t route) {
   return which < MLFAB__COUNT(kinds) ? kinds[which] : MLFAB__LINK_VOTER;
 }
 
-/* A server is dead for one role: for the worker role; for the scheduler role, which only stops planning for
- * it; or for the server role, whose slices cannot go there. */
+/* Declares a server dead for one role: the worker role; the scheduler role, which only stops planning for it; or the
+ * server role, whose slices cannot go there. */
 static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   int kind = server_link_kind(node, index);
@@ -29,7 +29,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   } else if (kind == MLFAB__LINK_RESHARD || node->is_worker || node->is_server) {
     return;
   }
-  /* The fabric is complete without it. A model may need it: server 0 tells, and the call that begins it. */
+  /* The fabric is complete without it. A model may need it: server 0, or the call that begins a model, reports it. */
   if (node->places[server].late || (node->running && server != 0)) {
     mlfab__server_link_check(node);
     return;
@@ -38,8 +38,8 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
 
-/* A server has 5 beats from a break, in which the node calls it again, and none after a silence. A break
- * before HELLO_ACK does not restart the 5 beats, or the node would call for ever. */
+/* After a break the node calls a server again for 5 beats; after a silence the server is dead at once. A break before
+ * HELLO_ACK does not restart the 5 beats: else the node would call for ever. */
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why) {
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
@@ -51,7 +51,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
                      silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  /* What the peer has said tells more than the end of the link. */
+  /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */
   if (node->copies && (!was->greeted || silent || told)) node->copies->toggle(node, index);
@@ -64,7 +64,7 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (kind == MLFAB__LINK_VOTER) return 1;
   if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
-  /* So that server 0 notices when it goes. */
+  /* By this link server 0 notices when the server goes. */
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
   return mlfab__roles_want(node, kind, server, "");
 }
@@ -138,7 +138,7 @@ MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t ser
   return server == node->server_number || !vacant;
 }
 
-/* Server 0 reports on another worker, or on a server that has joined. */
+/* Takes server 0's report on another worker, or on a server that has joined. */
 static void server_link_told(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
   if (member->node >= node->config.workers) {
@@ -162,7 +162,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__member member;
   mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
-  /* A copy that does not serve shows that it lives, not that the server does. */
+  /* A frame of a copy that stands by proves only that the copy lives. */
   if (node->links[index].greeted || !node->copies) route->heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
@@ -228,7 +228,7 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   }
 }
 
-/* Nobody answers as this server. */
+/* Gives up a route: no process answers as this server. */
 static void server_link_give_up(mlfab_node *node, uint32_t r) {
   const mlfab__route *route = &node->routes[r];
   const char *why = route->why[0] ? route->why : "silent";
@@ -270,7 +270,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   }
 }
 
-/* Is this node not ready without this route? */
+/* Does this node need the route to become ready? */
 static int server_link_awaited(const mlfab_node *node, uint32_t index) {
   const mlfab__route *route = &node->routes[index];
   const mlfab__place *place = mlfab__node_place(node, index);

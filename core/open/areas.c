@@ -1,5 +1,5 @@
-/* areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top floor: the
- * file that knows the memory of transports and the roles that use it. */
+/* areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top
+ * floor: this file knows the memory of transports and the roles that use it. */
 #include "areas.h"
 
 #include "../base/shm_memory.h"

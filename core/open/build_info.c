@@ -1,4 +1,4 @@
-/* build_info.c - what was compiled in, as a text. Top floor: it names all switches. */
+/* build_info.c - the list of compiled-in features, as a text. Top floor: it names all switches. */
 #include "../base/base.h"
 #if MLFAB_WITH_CBLAS
 #include <cblas.h>
@@ -30,7 +30,7 @@
 #define BUILD_MPI ""
 #endif
 
-/* OPENBLAS_VERSION is " OpenBLAS 0.3.21 ". The program may find another version when it starts. */
+/* OPENBLAS_VERSION is " OpenBLAS 0.3.21 ". The program may load another version at its start. */
 #if defined(OPENBLAS_VERSION)
 #define BUILD_CBLAS " (compiled with" OPENBLAS_VERSION "headers)"
 #else

@@ -1,4 +1,4 @@
-/* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
+/* compose.c - composes a node of its roles. Top floor: only this file knows all roles. */
 #include "../api/complete.h"
 #include "../api/parts.h"
 #include "../coll/barrier.h"
@@ -57,7 +57,7 @@
 #include "../sparse/sparse_push.h"
 #endif
 
-/* UNSUPPORTED when the configuration needs a group that is not compiled in. */
+/* Returns UNSUPPORTED if the configuration needs a group that is not compiled in. */
 static int compose_check(const mlfab_config *config, mlfab_error *error) {
   if ((config->key_file[0] || config->key_from) && !config->key[0])
     return MLFAB__FAIL(
@@ -250,7 +250,7 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   return code;
 }
 
-/* *error is of code 0 unless more is to be said than that memory is short. */
+/* *error keeps code 0 if the only fault is a lack of memory. */
 static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts_bytes = sizeof *node->parts;
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
+/* A voter that cannot keep its votes fails later, when the others need it; so this tests it now. */
 static int dirs_votes(const mlfab_config *c, mlfab_error *error) {
   struct stat status;
   if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
@@ -20,8 +20,8 @@ static int dirs_votes(const mlfab_config *c, mlfab_error *error) {
                 : 0;
 }
 
-/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
- * refuses. */
+/* Can files be made in this directory? Returns 0, or an errno. It makes a file: a file system may refuse in spite of a
+ * right to write. */
 static int dirs_probe(const char *dir) {
   char path[MLFAB__TEXT_MAX + 64];
   struct stat status;
@@ -34,16 +34,16 @@ static int dirs_probe(const char *dir) {
   return unlink(path) ? errno : 0;
 }
 
-/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
- * that has too many files open. */
+/* May this fault be over when the first checkpoint is due? Examples: a full disk, a network file system that is away
+ * for a moment, a process with too many open files. */
 static int dirs_passes(int number) {
   return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
          number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
          number == EAGAIN || number == ENOMEM;
 }
 
-/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
- * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
+/* A directory that can never have checkpoints is an error now: else hours would pass before its user notices. Exempt
+ * are files of the caller, which know other directories, and URLs. *doubt_p: an errno to log. */
 static int dirs_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
   int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
   int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;

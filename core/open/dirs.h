@@ -6,8 +6,8 @@
 #include "../base/text.h"
 #include "../wire/wire.h"
 
-/* Can they be used? asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno that is to be logged.
- * Errors: IO, CONFIG. */
+/* Checks that they can be used. asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno to
+ * log. Errors: IO, CONFIG. */
 MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
                                       mlfab_error *error);
 

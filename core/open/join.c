@@ -9,12 +9,12 @@ MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__op
                                      mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config asking = *config;
-  int code = steps->key(&asking, &error); /* once: from here on it is in `key` */
+  int code = steps->key(&asking, &error); /* once: from here on the key is in `key` */
   if (!code) code = MLFAB_ERR_RANK_TAKEN;
   asking.key_from = NULL;
   asking.key_file[0] = 0;
   mlfab_config whole = asking;
-  /* The name of this node, and so of its files, is not known yet. */
+  /* The name of this node, and so the names of its files, are not known yet. */
   asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
   for (int attempt = 0; attempt < JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
     mlfab *asker = NULL;

@@ -1,16 +1,16 @@
-/* open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
- * is given tables.
+/* open.c - opens a context over the compiled-in transports. Top floor: only this file names them; a context is given
+ * tables.
  *
- * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
- * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
- * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
- * order, and a peer calls those that its transports reach, one after the other, until one answers (../api/calling.c). So
- * a node may reach each peer by another transport. A transport that nobody has asked for may be missing: two users, a
- * container without /proc, a filter of system calls or a limit of file sizes leave no shared memory.
+ * It opens, best first: the caller's own transport (config.transport); the transports of the list that
+ * config.transports names (0: all of them, or none if the caller has its own); and the transport of the coordinator's
+ * address. Peers get the address of the last only if config.transports names it. A node publishes its addresses in the
+ * same order, and a peer calls those that its transports reach, one after the other, until one answers
+ * (../api/calling.c). So a node may reach each peer by another transport. A transport that is not named may fail:
+ * shared memory does with two users, without /proc, under a filter of system calls or a limit of file sizes.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
- * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
- * one, all addresses belong to it. */
+ * ("host:port", "unix:/path") belongs to the last transport of the list. If there is only the caller's own transport,
+ * all addresses belong to it. */
 #include "../api/complete.h"
 #include "../api/context.h"
 #if MLFAB_WITH_MPI
@@ -71,9 +71,9 @@ typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
   const char *without;                   /* the switch that leaves it out */
-  int unasked;                           /* 1: opened where the configuration names no transport */
-  const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
-  /* Memory that those that it reaches may map, and collectives in it; or NULL. */
+  int unasked;                           /* 1: opened if the configuration names no transport */
+  const mlfab_transport *(*table)(void); /* returns NULL if the transport is left out */
+  /* Memory that reachable processes may map, and collectives in it; or NULL. */
   const mlfab__context_areas *(*areas)(void);
   const struct mlfab__shm_coll_table *(*coll)(void);
 } open_transport;
@@ -103,13 +103,13 @@ static const char *open_owner(const mlfab_config *c, const char *address) {
   return open_list[OPEN_COUNT - 1].name;
 }
 
-/* 1 when this node listens at the coordinator's address. */
+/* Returns 1 if this node listens at the coordinator's address. */
 static int open_coordinates(const mlfab_config *c) {
   if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER || c->join) return 0;
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
 }
 
-/* With two addresses in `coordinator`: where server 0 or its replica listens. */
+/* If `coordinator` has two addresses: chooses the listening address of server 0, or of its replica. */
 static void open_meeting(mlfab_config *c) {
   const char *other = strchr(c->coordinator, ',');
   int replica = c->rank == 0 && c->roles == MLFAB_ROLE_REPLICA;
@@ -140,7 +140,7 @@ static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint3
                        "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                       "transports: beside the transport '%s', whose time is virtual, is no other",
+                       "transports: the transport '%s' has virtual time, and excludes any other",
                        own->name);
   choices[(*n_p)++] = open_choice(c, own, 1);
   return 0;
@@ -152,7 +152,7 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
                      t->without);
 }
 
-/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
+/* Does the address, or one of two addresses with a comma between them, lead to other hosts? */
 static int open_is_remote(const char *address) {
   const char *other = strchr(address, ',');
   if (other && open_is_remote(other + 1)) return 1;
@@ -192,7 +192,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
   return 0;
 }
 
-/* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
+/* Finds the key, in the place that the configuration gives. With a key, the given addresses may belong to any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {
 #if MLFAB_WITH_KEYS
   int code = mlfab__key_source(c, error);
@@ -215,10 +215,10 @@ static void open_forget(mlfab_config *c) {
 #endif
 }
 
-/* Over MPI the world is that of the communicator. Replaces *config_p by a copy, in `made`, that says so. */
+/* Over MPI the communicator defines the world. Replaces *config_p by a copy, in `made`, with that world. */
 static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_error *error) {
   const mlfab_config *given = *config_p;
-  /* What is wrong with the size, mlfab__config_complete says. */
+  /* mlfab__config_complete reports a wrong size. */
   if (!given || !MLFAB__HAS(given, mlfab_config, entropy) || given->size > 1 << 20)
     return 0;
   if (!(given->transports & MLFAB_USE_MPI)) {
@@ -234,7 +234,7 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
   *config_p = made;
   if (made->transport)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                       "transports: MLFAB_USE_MPI cannot be beside a transport of the caller's");
+                       "transports: MLFAB_USE_MPI excludes a transport of the caller");
   return mlfab__mpi_prepare(made, error);
 #else
   (void)made;
@@ -244,14 +244,14 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 #endif
 }
 
-/* --- what mlfab-run is told ---
+/* --- messages to mlfab-run ---
  *
  * _MLFAB_OPENED is "PATH" or "PATH PLACE": a pipe, and the place of this rank in mlfab-run's table. A context that was
  * opened writes 'o' and the place; when it is closed or abandoned, it writes 'c' and the place. It keeps the pipe open in
  * between, since a program may change its environment or its user. A forked child writes nothing about the contexts of
  * its parent. A program that is executed does not have the pipe, and opens it anew. */
 
-/* If the pipe is full, mlfab-run learns less. */
+/* If the pipe is full, the message is lost. */
 static void open_say(const mlfab *ctx, char kind) {
   char text[16];
   int n = snprintf(text, sizeof text, "%c%s", kind, ctx->place);
@@ -271,7 +271,7 @@ static void open_tell(mlfab *ctx) {
   memcpy(path, told, strlen(told) + 1);
   char *place = strchr(path, ' ');
   if (place) *place++ = 0;
-  /* As a reader too, so that a write cannot end this process with SIGPIPE when mlfab-run is gone. */
+  /* Opens as a reader, too: a write then cannot end this process with SIGPIPE when mlfab-run is gone. */
   int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return;
   if (fstat(fd, &status) || !S_ISFIFO(status.st_mode)) {
@@ -360,7 +360,7 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 
 extern char **environ;
 
-/* Worker 0 warns of misspelt variables, since all ranks mostly have the same. */
+/* Worker 0 alone warns of misspelt variables: mostly, all ranks have the same variables. */
 static void open_warn(const mlfab_config *c) {
   char text[200];
   uint32_t at = 0;

@@ -11,7 +11,7 @@ static const char *const chrome_names[] = {
     [MLFAB__TRACE_SUM] = "sum",      [MLFAB__TRACE_COLL] = "collective",
     [MLFAB__TRACE_SLICE] = "slice"};
 
-/* The peer at the other end, by kind of link, and which use of the link it is. */
+/* The peer at the other end, by kind of link, and the use of the link. */
 static const struct {
   const char *peer, *use;
 } chrome_links[MLFAB__LINK_KINDS] = {[MLFAB__LINK_FREE] = {"node", ""},
@@ -34,7 +34,7 @@ static size_t chrome_length(int n) {
 
 /* A time as microseconds with three decimals. */
 static const char *chrome_time(const mlfab__chrome *c, uint64_t at_ns, char buffer[40]) {
-  /* Modulo 2^64: at_ns may be the smaller one. Modulo 26 days: readers take the number for a double. */
+  /* Modulo 2^64: at_ns may be smaller. Modulo 26 days: readers store the number as a double. */
   uint64_t ns = (c->unix_ns + (at_ns - c->clock_ns)) & CHROME_TIMES;
   snprintf(buffer, 40, "%llu.%03llu", (unsigned long long)(ns / 1000),
            (unsigned long long)(ns % 1000));
@@ -63,7 +63,7 @@ MLFAB__INTERNAL size_t mlfab__chrome_begin(const mlfab__chrome *c, const char *n
                (unsigned)c->pid, name, plain, pid, (unsigned)c->pid, (unsigned)c->pid));
 }
 
-/* The lanes of one peer stand together: plans, then what came, then what was sent. */
+/* The lanes of one peer stand together: plans, then received frames, then sent frames. */
 static size_t chrome_lane(const mlfab__chrome *c, uint32_t lane, char text[MLFAB__CHROME_MAX]) {
   uint32_t peer = lane & 0xfffffu, out = (lane >> 20) % MLFAB__TRACE_SLOTS;
   uint32_t kind = (lane >> 20) / MLFAB__TRACE_SLOTS, order;
@@ -86,7 +86,7 @@ static size_t chrome_lane(const mlfab__chrome *c, uint32_t lane, char text[MLFAB
       (unsigned)(peer * 64 + order)));
 }
 
-/* The name of a transfer. A pull has the number of its request (request.h, invariant 1), or that of a distributor. */
+/* Writes the name of a transfer. A pull has the number of its request (request.h, invariant 1), or a distributor's. */
 static int chrome_name(const mlfab__trace_record *r, char name[64]) {
   unsigned long long number = r->number & ~MLFAB__SPREAD_BIT;
   if (r->what == MLFAB__TRACE_PULL && number == r->number) number /= MLFAB__REQUESTS;

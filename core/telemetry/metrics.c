@@ -6,10 +6,10 @@
 enum metrics_kind { METRICS_COUNTER, METRICS_GAUGE };
 
 typedef struct metrics_row {
-  uint16_t at; /* of the member in mlfab_stats */
+  uint16_t at; /* offset of the member in mlfab_stats */
   uint8_t kind;
   const char *name; /* without mlfab_ and _total */
-  const char *unit; /* which the name ends in, or "" */
+  const char *unit; /* end of the name, or "" */
   const char *help;
 } metrics_row;
 
@@ -30,7 +30,7 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(frames_refused, "frames_refused",
               "Frames refused: malformed, wrong checksum, wrong protocol."),
     METRICS_C(strangers_refused, "strangers_refused",
-              "Connections refused of nodes that are not of this job."),
+              "Refused connections of nodes outside this job."),
     METRICS_C(reconnects, "reconnects", "Links that were opened again."),
     METRICS_C(peers_died, "peers_died", "Peers that died."),
     METRICS_C(transfers_revoked, "transfers_revoked",
@@ -38,7 +38,7 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(pushes_started, "pushes_started", "Worker: pushes begun."),
     METRICS_C(pushes_applied, "pushes_applied", "Worker: pushes that the servers applied."),
     METRICS_C(pushes_refused, "pushes_refused", "Worker: pushes that a server did not apply."),
-    METRICS_C(pushes_merged, "pushes_merged", "Worker: pushes merged into another one."),
+    METRICS_C(pushes_merged, "pushes_merged", "Worker: pushes merged into another push."),
     METRICS_C(pulls_finished, "pulls_finished", "Worker: pulls that ended."),
     METRICS_C(updates_applied, "updates_applied", "Server: updates applied."),
     METRICS_C(updates_refused, "updates_refused", "Server: updates refused."),
@@ -184,7 +184,7 @@ static void metrics_build(metrics_text *t, const mlfab__snapshot *s) {
               MLFAB_PROTOCOL);
 }
 
-/* Whom the oldest open call waits for: labels "call", "for", "peer". No sample when no call is open. */
+/* The peer that the oldest open call awaits: labels "call", "for", "peer". There is a sample only if a call is open. */
 static void metrics_waits(metrics_text *t, const mlfab__snapshot *s) {
   metrics_family(t, "waits_seconds", "gauge", "seconds",
                  "How long the oldest open call has waited, and for whom.");
@@ -215,7 +215,7 @@ MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, int format,
   return t.used;
 }
 
-/* Whom a request waits for: as it was told, or as its role knows. */
+/* The rank that a request awaits: as it was told, or as its role knows. */
 static int32_t metrics_whom(const mlfab_node *node, const mlfab__request *r, int *is_server_p) {
   int32_t rank = r->blame.rank;
   *is_server_p = rank != MLFAB_NO_RANK && r->blame.is_server;
@@ -235,7 +235,7 @@ static void metrics_take_waits(const mlfab_node *node, uint64_t now_ns, mlfab__s
       s->requests++;
       int is_server, known = s->waits_for != MLFAB_NO_RANK;
       int32_t rank = metrics_whom(node, r, &is_server);
-      /* Rather a call that waits for a known rank, then the oldest. */
+      /* Prefers a call that waits for a known rank, then the oldest. */
       if (first && ((rank != MLFAB_NO_RANK) != known ? known : r->started_ns >= first->started_ns))
         continue;
       first = r;

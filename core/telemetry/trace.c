@@ -1,4 +1,4 @@
-/* trace.c - a recorder of what the links of a node carry. See trace.h. */
+/* trace.c - a recorder of the frames on a node's links. See trace.h. */
 #include "trace.h"
 
 #include "../wire/codec.h"
@@ -6,7 +6,7 @@
 /* --- the ring --- */
 
 static int trace_put(mlfab__trace *t, const mlfab__trace_record *record) {
-  /* The last place is for LOST. */
+  /* The last place is reserved for LOST. */
   if (t->count + 1 >= MLFAB__TRACE_RECORDS) {
     t->lost++;
     if (record->kind == MLFAB__TRACE_RUN) t->lost_bytes += record->bytes;
@@ -55,7 +55,7 @@ static uint32_t trace_u32(const mlfab__tap_frame *f, uint32_t at) {
   return f->meta_bytes >= at + 4 ? wire_get32(f->meta + at) : 0;
 }
 
-/* The part of the key that says who sends to whom: both ends compute the same. */
+/* The part of the key that stands for sender and receiver: both ends compute the same. */
 static uint64_t trace_ends(const mlfab__tap_frame *f, uint32_t rank, uint32_t server) {
   int own_is_server = f->kind == MLFAB__LINK_WORKER || f->kind == MLFAB__LINK_RESHARD ||
                       f->kind == MLFAB__LINK_RESHARD_IN;
@@ -69,7 +69,7 @@ static uint64_t trace_ends(const mlfab__tap_frame *f, uint32_t rank, uint32_t se
 
 MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t rank,
                                            uint32_t server, mlfab__trace_transfer *transfer) {
-  uint64_t extra = 0; /* what else tells the transfer apart */
+  uint64_t extra = 0; /* other fields that tell the transfer apart */
   *transfer = (mlfab__trace_transfer){.what = MLFAB__TRACE_OTHER};
   switch (f->type) {
     case MLFAB__PUSH: /* its bulk is the beginning of the update */

@@ -1,23 +1,23 @@
-/* trace.h - a recorder: what the links of a node carry, and what its scheduler has planned. Layer 5.
+/* trace.h - a recorder of the frames on a node's links, and of its scheduler's plans. Layer 5.
  *
  * The recorder is the observer (tap) of a node. A lane is one direction of one link, or the plans for one worker. A
- * transfer is an update's part at one server, the answer to a pull, a message of a collective, a slice that moves; each
- * end computes the same key for it. On a lane a run is a row of frames with a bulk of one transfer, without a pause of
- * more than MLFAB__TRACE_GAP_NS:
+ * transfer is an update's part at one server, the answer to a pull, a message of a collective, or a slice that moves;
+ * each end computes the same key for it. On a lane, a run is a row of frames with bulks of one transfer, with pauses of
+ * at most MLFAB__TRACE_GAP_NS:
  *
  *    (a frame with a bulk) --> RUNS --another transfer's frame, a pause, stop--> a RUN in the ring
  *
- * One frame of a transfer carries its arrow: the one with its first byte, or its last one where the first is not known
+ * One frame of a transfer carries its arrow: the frame with the first byte, or the last frame if the first is unknown
  * (pulls). The sender records FROM when a transport has taken that frame, the receiver TO when it has arrived.
  *
  * Invariants. (1) Runs of a lane do not overlap and are recorded in the order of time: a lane's times ascend by at least
  * 1 ns. (2) The bytes of all runs of out-lanes plus those that were dropped are the node's payload_sent, and those of
  * in-lanes its payload_received, once mlfab__trace_stop has ended the runs. (3) FROM of the sender and TO of the
  * receiver have the same key; each is inside a run of its lane. (4) The ring is bounded: a record that does not fit is
- * counted in `lost`. (5) The recorder changes nothing of the node.
+ * counted in `lost`. (5) The recorder leaves the node unchanged.
  *
- * Not the clock of the wire: a run begins when a transport takes the first frame, and ends when it takes the
- * last one; what the system buffers leaves later. */
+ * Times are not those of the wire: a run begins when a transport takes the first frame, and ends when it takes the
+ * last. Bytes in the system's buffers leave later. */
 #ifndef MLFAB__TRACE_H
 #define MLFAB__TRACE_H
 
@@ -26,7 +26,7 @@
 
 enum { MLFAB__TRACE_RECORDS = 32768, MLFAB__TRACE_GAP_NS = 1000000, MLFAB__TRACE_SLOTS = 4 };
 
-/* What a frame with a bulk belongs to. */
+/* Kinds of transfers, to which frames with a bulk belong. */
 enum mlfab__trace_what {
   MLFAB__TRACE_OTHER,
   MLFAB__TRACE_PUSH,  /* number: of the update */
@@ -38,7 +38,7 @@ enum mlfab__trace_what {
 };
 
 enum mlfab__trace_kind {
-  MLFAB__TRACE_LANE, /* a lane that has not been recorded before */
+  MLFAB__TRACE_LANE, /* a new lane */
   MLFAB__TRACE_RUN,
   MLFAB__TRACE_FROM,
   MLFAB__TRACE_TO,
@@ -63,7 +63,7 @@ typedef struct mlfab__trace_lane {
   uint64_t last_ns;                     /* end of the last run */
   uint64_t frames;                      /* of the present run; 0: there is none */
   uint64_t seen_ns;                     /* time of its last frame, unchanged */
-  uint64_t ends_ns[MLFAB__TRACE_SLOTS]; /* plans: when the last one of each slot ends */
+  uint64_t ends_ns[MLFAB__TRACE_SLOTS]; /* plans: end of the last plan of each slot */
   mlfab__trace_record run;
 } mlfab__trace_lane;
 
@@ -77,7 +77,7 @@ typedef struct mlfab__trace_transfer {
 typedef struct mlfab__trace {
   mlfab__env *env;
   uint32_t rank, server; /* of this node, or MLFAB__NO_NODE */
-  /* The present time on the node's clock; NULL: the time of the node, which it reads once for many frames. */
+  /* The present time on the node's clock; NULL: the node's own time, which is read once for many frames. */
   uint64_t (*clock)(void *user);
   void *user;
   mlfab__tap tap;

@@ -1,9 +1,9 @@
 /* codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
  *
- * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one
- * list of fields, from which both its encoder and its decoder are generated, so that they cannot disagree.
- * Such a file defines N (a number of its member's size) and what else it needs (A: an array of four
- * numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
+ * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one list of
+ * fields. Macros generate its encoder and its decoder from this list, so the two cannot disagree. Before the list, such
+ * a file defines N (a number of its member's size) and other letters as needed (A: an array of four numbers; T: a text;
+ * F: the fields of a struct). It undefines them after the list.
  *
  * Invariants: decoding is total (any bytes give a struct or an error; nothing outside them is read) and
  * exact (a meta that decodes encodes to the same bytes). Fields are copied one by one, at any alignment,
@@ -49,8 +49,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
 
 /* ---- fields ---- */
 
-/* Every function below writes when `decode` is 0 and reads when it is 1, and is inlined, so that the test
- * disappears. An error is sticky: one check at the end suffices. Fields that could not be read are zero. */
+/* Every function below writes when `decode` is 0 and reads when it is 1. Inlining removes that test. An error is
+ * sticky: one check at the end suffices. Fields that could not be read are zero. */
 typedef struct wire_codec {
   uint8_t *begin, *at;
   const uint8_t *end; /* when decoding */

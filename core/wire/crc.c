@@ -1,15 +1,15 @@
 /* crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
  *
- * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last one that the processor has.
+ * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last that the processor has.
  *
  * Source: RFC 3720 §12.1; Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
  * Intel 2011 (three interleaved streams); Gopal et al., "Fast CRC Computation for Generic Polynomials Using
  * PCLMULQDQ Instruction", Intel 2009 (folding). */
 #include "codec.h"
 
-/* crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in its
- * bits, so the tables follow from those of the 64 single bits, which are the first 64 states of the shift
- * register that starts at the polynomial; the preprocessor adds them. */
+/* crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in its bits, so the
+ * preprocessor adds the tables from the remainders of the 64 single bits. These are the first 64 states of the shift
+ * register that starts at the polynomial. */
 #define CRC_AT(i, a, b, c, d, e, f, g, h)                                                   \
   (((i)&128 ? (a) : 0u) ^ ((i)&64 ? (b) : 0u) ^ ((i)&32 ? (c) : 0u) ^ ((i)&16 ? (d) : 0u) ^ \
    ((i)&8 ? (e) : 0u) ^ ((i)&4 ? (f) : 0u) ^ ((i)&2 ? (g) : 0u) ^ ((i)&1 ? (h) : 0u))
@@ -112,11 +112,11 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
 /* clang would link its test for the products to a symbol that the libgcc of old systems lacks. */
 #if __GNUC__ >= 8 && !defined(__clang__)
 
-enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
+enum { CRC_FOLDED = 512 }; /* least bytes for which folding is the faster way */
 
-/* crc_folds keeps sixteen lanes of 128 bits in four registers. A step multiplies each lane by x^distance, and adds the bytes
- * that stand at this distance behind it. The halves of a lane are multiplied on their own, the first one by
- * x^(distance + 64); the factors are as above. */
+/* crc_folds keeps sixteen lanes of 128 bits in four registers. A step multiplies each lane by x^distance, and adds the
+ * bytes that stand at this distance behind it. The halves of a lane are multiplied separately: the first half by
+ * x^(distance + 64). The factors are as above. */
 typedef struct crc_fold {
   uint64_t high, low; /* x^(distance + 31), x^(distance - 33) */
 } crc_fold;

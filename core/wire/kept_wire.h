@@ -1,4 +1,4 @@
-/* kept_wire.h - records of server 0 that its other copy has, too (../node/mirrored.h). Layer 4. */
+/* kept_wire.h - records of server 0 that the other copy of server 0 has, too (../node/mirrored.h). Layer 4. */
 #ifndef MLFAB__KEPT_WIRE_H
 #define MLFAB__KEPT_WIRE_H
 

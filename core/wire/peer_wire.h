@@ -17,7 +17,7 @@ typedef struct mlfab__where {
 #define MLFAB__TREE_NODES_MAX 1024u
 
 /* A tree for an allreduce (coll/trees.h). Worker -> server 0: the worker begins call `number` and needs its tree; no
- * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
+ * ranks. Server 0 -> scheduler: asks for a tree over these workers; their ranks follow. */
 typedef struct mlfab__tree_ask {
   uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
   uint64_t bytes;
@@ -28,7 +28,7 @@ typedef struct mlfab__tree_node {
   uint32_t worker, parent, giver;
 } mlfab__tree_node;
 
-/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
+/* Scheduler -> server 0: all these workers, by rank, in the order of adding; an empty list: there is no tree.
  * Server 0 -> worker: the same, by member number. */
 typedef struct mlfab__tree_plan {
   uint64_t number;

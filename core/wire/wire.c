@@ -1,8 +1,8 @@
 /* wire.c - encodes, decodes and checks frames. Layer 1.
  *
- * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h); frames of
- * other groups have theirs in <group>_wire.c. The roles, not this file, interpret the fields and check them
- * against the state of a node. */
+ * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h). Frames of other
+ * groups are in <group>_wire.c. The roles, not this file, interpret the fields and check them against the state of a
+ * node. */
 #include "codec.h"
 
 /* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
@@ -89,7 +89,7 @@ static uint64_t wire_packed_most(uint64_t sum) {
   return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
 }
 
-/* An update without segments is an empty push; any other touches a slice and needs a version. */
+/* An update without segments is an empty push. Any other update touches a slice and needs a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
   wire_codec c = wire_decode(meta, bytes);
@@ -163,8 +163,8 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
 
 /* ---- the header ---- */
 
-/* Offsets in the header (wire.h). Those up to byte 12 are fixed for every protocol version, so that an
- * older side can be recognised. */
+/* Offsets in the header (wire.h). The offsets up to byte 12 are the same in every protocol version, so that an older
+ * side can be recognised. */
 enum {
   WIRE_PROTOCOL = 4,
   WIRE_TYPE = 5,
@@ -179,7 +179,7 @@ enum {
   WIRE_INCARNATION = 40
 };
 
-/* Copied in whole words, because a word written in parts is slow to read back. */
+/* Copies the header in whole words: a word written in parts is slow to read back. */
 static uint32_t wire_header_crc(const uint8_t *head) {
   uint8_t copy[MLFAB_HEADER_BYTES];
   memcpy(copy, head, sizeof copy);

@@ -12,9 +12,9 @@
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * Tag and code are zero unless WIRE_TAGGED is set. The tag is a code over the frame, which only the two ends of the link
- * can make (../keys/session.h), and replaces the checksum of the bulk. The code is one over the header alone: it shows
- * before the rest has come that the lengths are the sender's.
+ * Tag and code are zero unless WIRE_TAGGED is set. The tag covers the frame; only the two ends of the link can make it
+ * (../keys/session.h). It replaces the checksum of the bulk. The code covers the header alone: it proves the lengths
+ * before the rest has come.
  *
  * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
  * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
@@ -33,8 +33,8 @@ enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other b
 #define MLFAB__TAG_AT 48u
 #define MLFAB__TAG_BYTES 16u
 
-/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then the
- * replicas of servers, in the same order, then a scheduler that is a process of its own. */
+/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s). The replicas of servers
+ * follow, in the same order, then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -160,7 +160,7 @@ enum mlfab__frame_type {
 #define MLFAB__SEGMENTS_MAX 2048 /* maximum number of segments in a push or pull */
 #define MLFAB__SLICES_MAX 4096
 
-/* Adjacent bytes of the flat model. In a list: ascending, not touching, not empty. */
+/* Adjacent bytes of the flat model. In a list: ascending, with gaps between them, never empty. */
 typedef struct mlfab__segment {
   uint64_t offset, bytes;
 } mlfab__segment;
@@ -175,8 +175,8 @@ typedef struct mlfab__lists {
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
-  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker or a server that nobody has, and for the world.
-   * Server 0 answers that with a JOIN that has both. */
+  /* As in mlfab_config; MLFAB_NO_RANK: asks for a free number of a worker or a server, and for the world. Server 0
+   * answers that with a JOIN that has both. */
   int32_t rank;
   uint32_t roles, workers, servers, dedicated;
   uint32_t replicas;    /* of each server */
@@ -184,8 +184,8 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
   uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t kernels;     /* MLFAB_KERNELS_* */
-  uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
-  uint32_t incarnation; /* its previous one, or 0 */
+  uint32_t hand;        /* 1: its program polls it, so missing heartbeats do not declare it dead */
+  uint32_t incarnation; /* the incarnation that it had before, or 0 */
   uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
   uint64_t heartbeat_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
@@ -199,8 +199,8 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint64_t fabric;  /* a random number: one for each time that a fabric is formed */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. PLACE has one: a copy of a server, or the scheduler
- * that votes on it, is there. */
+/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. A frame PLACE has one entry: the place of a
+ * server's copy, or of the scheduler that votes on it. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
   uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
@@ -225,7 +225,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t server, eager_bytes;   /* credit: bytes that may be sent without a grant */
   uint32_t generation;            /* of the worker's push stream from now on */
   uint32_t model_stands;          /* 1: this server has a model */
-  /* 1: was dead, rounds went on; 2: no HELLO, only new credit; 3: answers STOP */
+  /* 1: the worker was dead, and rounds went on; 2: no HELLO, only new credit; 3: an answer to STOP */
   uint32_t was_dead;
   uint64_t v_train;    /* the worker's progress at this server */
   uint64_t top;        /* all updates up to here are decided ... */
@@ -252,7 +252,7 @@ typedef struct mlfab__bye { /* a regular end, or the reason for dropping the lin
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-/* server 0 -> all: a rank rejoined, died, left, or has no more data; or a server has joined (node.h, Growth) */
+/* server 0 -> all: a rank rejoined, died, left, or ran out of data; or a server has joined (node.h, Growth) */
 typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
   uint32_t hand;                    /* of a server that has joined; so are nonce and addresses */
@@ -265,11 +265,11 @@ typedef struct mlfab__define {
   uint32_t ask; /* number of the worker's definition: older answers are void */
   uint32_t tensors;
   uint32_t first_weights;      /* 1: first weights follow as update 0 */
-  mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
+  mlfab_model_options options; /* `sync` and the sizes are not sent */
 } mlfab__define;
 
-/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
- * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
+/* Server 0 -> a server that has joined: the present model, before slices move there; bulk as in DEFINE. The list has
+ * the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
 typedef struct mlfab__adopt {
   uint32_t attempt; /* the move (reshard.h) */
   uint32_t slices;  /* entries of the list that are owners */
@@ -287,7 +287,7 @@ typedef struct mlfab__tensor_info {
   uint64_t count;
 } mlfab__tensor_info;
 
-typedef struct mlfab__define_ack { /* server -> worker: the model is ready here, or why not */
+typedef struct mlfab__define_ack { /* server -> worker: the model is ready here, or an error */
   int32_t code;
   uint32_t server;
   uint64_t v_train;
@@ -296,12 +296,12 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
   uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
   uint32_t packets;            /* 1: this server takes updates as packets */
   mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
-  /* The model began as a checkpoint: its number of slices, its number and its version. 0: it did not. */
+  /* If the model began as a checkpoint: the checkpoint's number of slices, its number and its version; else 0. */
   uint32_t cut;
   uint64_t restored, restored_version;
 } mlfab__define_ack;
 
-/* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
+/* PLANNED: large, in a fabric with a scheduler; its bytes wait for a grant. */
 /* PACKED: sent as packets (packet.h); every bulk holds whole packets. DURABLE: to be answered when a replica has it. */
 enum {
   MLFAB__PUSH_MORE = 1,
@@ -311,9 +311,9 @@ enum {
   MLFAB__PUSH_DURABLE = 16
 };
 
-/* worker -> server: announces an update; the bulk may hold its first bytes. u32 segment count, then
- * segments; u32 version count (1: the same for all touched slices; else one for each in ascending order),
- * then versions. */
+/* worker -> server: announces an update; the bulk may hold its first bytes. Then follow a u32 segment count and the
+ * segments; a u32 version count and the versions: one version for all touched slices, or one for each slice in
+ * ascending order. */
 typedef struct mlfab__push {
   uint64_t seq;        /* of its first member */
   uint32_t members;    /* number of merged updates: seq .. seq + members - 1 */
@@ -323,7 +323,7 @@ typedef struct mlfab__push {
   uint64_t progress; /* the worker's iteration, from 0; the same at all servers */
   uint64_t bytes;    /* size at this server: sum of its segments, or of its packets */
   double scale, norm;
-  uint32_t parts; /* servers that have a part of it */
+  uint32_t parts; /* number of servers that have a part of it */
   uint32_t segments;
   uint32_t versions;
 } mlfab__push;
@@ -341,14 +341,13 @@ typedef struct mlfab__grant { /* server -> worker: the update may be sent up to 
 typedef struct mlfab__push_ack { /* server -> worker: decided */
   uint64_t seq;
   uint32_t members, generation;
-  int32_t code; /* 0: applied */
-  uint64_t version,
-      delay;        /* maximum over the slices, after the commit; delay of the first member */
-  uint64_t v_train; /* the worker's progress at this server from now on */
+  int32_t code;            /* 0: applied */
+  uint64_t version, delay; /* maximum over the slices, after the commit; for the first member */
+  uint64_t v_train;        /* the worker's progress at this server from now on */
 } mlfab__push_ack;
 
 typedef struct mlfab__resend { /* server -> worker: resend all undecided updates, in order */
-  uint32_t generation;         /* new; the server discards frames of older ones */
+  uint32_t generation;         /* new; the server discards frames of older generations */
   uint64_t top;
   uint64_t applied[4], dropped[4];
 } mlfab__resend;
@@ -358,19 +357,19 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
   uint32_t members, generation;
 } mlfab__withdraw;
 
-/* u32 segment count and segments follow; then, if the model has tags, u32 count and the commits of the
- * touched slices in the worker's cache (as versions in a push; 0: not cached). */
+/* A u32 segment count and the segments follow. If the model has tags, then follow a u32 count and the commits of the
+ * touched slices in the worker's cache (listed like the versions of a push; 0: not cached). */
 typedef struct mlfab__pull {
   uint64_t request;
   uint64_t progress; /* number of rounds that this worker has pushed */
-  uint32_t epoch; /* of the cache; of a view: how often the worker has asked this server for it */
-  uint32_t flags; /* VIEW: answered by VIEW frames */
+  uint32_t epoch;    /* of the cache; of a view: number of the worker's questions for it here */
+  uint32_t flags;    /* VIEW: answered by VIEW frames */
   uint32_t segments;
   uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
 
-/* flags. LAST: this completes the answer. PACKED: the bulk is packets for these bytes; elements that no
- * packet names have not changed since the cache's commit. */
+/* flags. LAST: this completes the answer. PACKED: the bulk is packets for these bytes; all other elements are as at the
+ * cache's commit. */
 enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
 typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
   uint64_t request;
@@ -396,25 +395,26 @@ typedef struct mlfab__pull_cancel {
   uint64_t request;
 } mlfab__pull_cancel;
 
-/* Server -> worker: it cannot answer yet, because it waits for a worker, whom an expired deadline then names. */
+/* Server -> worker: cannot answer yet, because the server waits for a worker. An expired deadline names that worker. */
 typedef struct mlfab__waiting {
   uint64_t request;           /* of a pull; 0: all open requests of this kind */
   uint32_t kind;              /* MLFAB__REQUEST_* (request.h) */
   int32_t rank;               /* MLFAB_NO_RANK: no worker any more */
-  char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
+  char text[MLFAB__TEXT_MAX]; /* the sentence after the worker's name: ", which has not ..." */
 } mlfab__waiting;
 
-/* BARRIER up. ASKS: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. COLLECTS:
- * it takes part in collectives. */
+/* BARRIER up. ASKS: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: the worker counts from
+ * now on. COLLECTS: it takes part in collectives. */
 enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE, MLFAB__BARRIER_COLLECTS };
-/* BARRIER_DONE down. MEETS: a guest shall count, from this progress on. PASSES: the same, but in this barrier alone, because
+/* BARRIER_DONE down. MEETS: a guest shall count, from this progress on. PASSES: the same, in this barrier only, because
  * others take part in collectives. LEAVES: it has been in a barrier, and is a guest again, for the same reason. */
 enum { MLFAB__BARRIER_OVER, MLFAB__BARRIER_MEETS, MLFAB__BARRIER_PASSES, MLFAB__BARRIER_LEAVES };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
   uint32_t what;                /* MLFAB__BARRIER_* */
   uint64_t progress;            /* updates that the worker has pushed */
-  /* HERE, after a collective: its barriers before that follow `mine` of its own as those of this rank follow `theirs`. */
+  /* HERE, after a collective: the rank to compare with. Barriers before it that follow number `mine` of the sender
+   * match those that follow number `theirs` of this rank. */
   int32_t of;
   uint64_t theirs, mine;
 } mlfab__barrier;
@@ -425,18 +425,18 @@ typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency m
   mlfab_sync consistency;        /* without `size` */
 } mlfab__sync_ask;
 
-typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: the present state */
+typedef struct mlfab__sync_ack { /* server -> worker: done or error; to all: the present state */
   uint64_t ask;                  /* 0: no answer, only a notice */
   int32_t code;
-  uint32_t counts; /* 1: this server counts iterations, also of updates without bytes for it */
+  uint32_t counts; /* 1: this server counts iterations, even of updates that have no bytes for it */
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
 
 /* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
 typedef struct mlfab__progress {
-  uint64_t progress; /* whole updates before the first that is undecided there */
+  uint64_t progress; /* number of whole updates before the first undecided update there */
   uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
-  uint32_t entry; /* up: a number of a guest's question; down: of the one that this answers; or 0 */
+  uint32_t entry; /* number of a guest's question (up), or of the answered question (down); or 0 */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -445,7 +445,7 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 
 /* --- moves and records; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
-typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
+typedef struct mlfab__moved { /* server -> server 0: a step is done or impossible */
   uint32_t attempt, step, server;
   int32_t code;
   char text[MLFAB__TEXT_MAX];
@@ -484,7 +484,7 @@ MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 /* When decoding, versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX. A
  * meta larger than MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, not touching, not
  * empty, no overflow, their sum = bytes (packets: at most 8 times the sum); members 1..4096, seq + members
- * without overflow; eager <= bytes; scale finite; at least one version unless there are no segments. */
+ * without overflow; eager <= bytes; scale finite; at least one version if there are segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -495,12 +495,11 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
-/* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
- * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
- * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
- * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
- * refuse; so is a spread without members. */
+/* One pair for each type with one list; the second argument is the type of an entry. When decoding, the list is NULL
+ * (only its length is set), or has room for the maximum of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a
+ * spread), TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX,
+ * SLICES_MAX (of servers or owners, which are below 65536). A longer list encodes to 0 and fails to decode. The
+ * receiver itself refuses plans with a group of members that are not in a row, and empty spreads. */
 #define MLFAB__WIRE_LISTS(X) \
   X(adopt, uint32_t)         \
   X(reshard_server_clock, uint32_t)
@@ -521,9 +520,9 @@ MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t r
 MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m);
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
-/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the
- * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
- * protocol 0 means MLFAB_PROTOCOL. */
+/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the bulk, too, if
+ * flags has WIRE_BULK_CRC and this is no ghost (bulk NULL). Ignores header->payload_crc; protocol 0 means
+ * MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
 /* Puts the header's code, then the tag, into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's
  * checksum, as the tag covers them. */
@@ -537,8 +536,8 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
 /* CRC32C (Castagnoli) of bytes, continuing from `crc` (initially 0). Uses hardware if available. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same in one of the ways, for tests: 0 tables, 1 instructions for checksums, 2 wide carry-less products.
- * At most the level of this processor. */
+/* The same in a chosen way, for tests. level: 0 tables, 1 instructions for checksums, 2 wide carry-less products; at
+ * most the level of this processor. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,
                                             size_t bytes);
 MLFAB__INTERNAL int mlfab__crc32c_level(void);

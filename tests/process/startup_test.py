@@ -203,7 +203,7 @@ def test_a_key_file_of_root():
         end_well(probe(address("tcp"), KEY=None, KEY_FILE=path, WORKERS=1, SERVERS=None, DEDICATED=None))
 
 
-@cases(("unix", [dict(TIMEOUT_MS=3000, KEY=ONE)], "TIMEOUT", "its socket is root's, who refuses other users"),
+@cases(("unix", [dict(TIMEOUT_MS=3000, KEY=ONE)], "TIMEOUT", "its socket is root's: root refuses other users"),
        ("tcp", [dict(KEY=None), dict(KEY=OTHER)], "JOB", "MLFAB_KEY"))
 def test_another_user_of_the_host(transport, strangers, error, text):
     """It cannot use a Unix socket, whatever it knows; the rank stays free. Over the loopback everybody can connect; without

@@ -355,7 +355,7 @@ TEST(test_objects) {
   mlfab_request request;
   OK(node, mlfab_partial_start(node, partial, data, 0, &info, &request));
   assert_int_equal(mlfab_wait(node, request, 1000000, NULL), MLFAB_ERR_TIMEOUT);
-  said(node, MLFAB_ERR_TIMEOUT, "what was given to the device's stream before is not over");
+  said(node, MLFAB_ERR_TIMEOUT, "earlier work on the device's stream is not over");
   f.device[0]->gate = 0;
   OK(node, mlfab_wait(node, request, 0, NULL));
   played_read(f.device[0], got, data, sizeof got);
@@ -541,8 +541,7 @@ TEST(test_hanging) {
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &sums[i], r, r == 1);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(sum_end(&f, &sums[i], 1), MLFAB_ERR_TIMEOUT);
-    said(f.w.node[1], MLFAB_ERR_TIMEOUT,
-         "what was given to the device's stream before is not over");
+    said(f.w.node[1], MLFAB_ERR_TIMEOUT, "earlier work on the device's stream is not over");
   }
   for (int i = 0; i < 2; i++) {
     assert_int_not_equal(sum_end(&f, &sums[i], 0), 0);
