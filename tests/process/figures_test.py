@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 
-from process import BUILD, clean_environment, expect, main, need, run
+from process import BUILD, Skip, clean_environment, expect, main, need, run
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 HISTORY = ("docs/paper.md", "docs/decisions.md")
@@ -165,10 +165,10 @@ def test_lines():
 
 
 def test_plan():
-    """The README shows lines of a plan that are printed, in this order; dots stand for others."""
-    text = read("README.md")
+    """docs/scheduler.md shows lines of a plan that are printed, in this order; dots stand for others."""
+    text = read("docs/scheduler.md")
     command = re.search(r"^    build/(mlfab-plan \S+ --human)\n\n((?:    .*\n)+)", text, re.M)
-    expect(command, "the README has the command and its output")
+    expect(command, "the page has the command and its output")
     program, file, *options = command[1].split()
     out = printed(os.path.join(BUILD, program), os.path.join(ROOT, file), *options)
     expect(not re.search(r"delay -", out), "no delay is negative", out)
@@ -178,6 +178,29 @@ def test_plan():
         if line.strip() != "...":
             expect(line + "\n" in out[at:], "the line is printed, in this order: '%s'" % line, out)
             at = out.index(line + "\n", at) + len(line)
+
+
+def test_the_first_program():
+    """The README's program compiles, and prints the loss that stands below it; two processes print another one, which ends as low."""
+    text, compiler = read("README.md"), os.environ.get("CC", "cc").split()
+    need(compiler[-1])
+    source = re.search(r"save this as `trainer.c`:\n\n```c\n(.*?)```", text, re.S)
+    shown = re.search(r"prints this loss.*\n\n((?:    step .*\n)+)", text)
+    expect(source and shown, "the README has a program and its output")
+    library = [path for path in (os.path.join(BUILD, name) for name in ("libmlfab.a", "libparts.a")) if os.path.exists(path)]
+    if not library:
+        raise Skip("no library is built")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = os.path.join(folder, "trainer")
+        with open(trainer + ".c", "w", encoding="utf-8") as file:
+            file.write(source[1])
+        made = run(*compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I" + ROOT, "-o", trainer, trainer + ".c",
+                   library[0], "-lpthread", "-lm", timeout=120)
+        expect(made.code == 0, "it compiles without a warning", made)
+        told = [line.strip() for line in shown[1].splitlines()]
+        expect(printed(trainer).splitlines() == told, "it prints the README's lines")
+        two = run(os.path.join(BUILD, "mlfab-run"), "-n", "2", "-s", "0", "--no-prefix", trainer, env=clean_environment())
+        expect(two.code == 0 and numbers(two.out.splitlines()[-1])[-1] < 0.01, "two workers learn the line", two)
 
 
 def test_tables_say_where_their_figures_come_from():
