@@ -250,6 +250,32 @@ def test_floors():
             expect(set(modules.split()) <= told | silent, "%s: all modules" % group, set(modules.split()) - told)
 
 
+def test_architecture():
+    """docs/architecture.md has each frame once; its files exist, and those of a step have the functions beside them."""
+    text = read("docs/architecture.md")
+    listed = re.findall(r"X\(([A-Z_]+), \d+\)", read("core/wire/wire.h"))
+    part = text[text.index("## All frames"):text.index("## Five questions")]
+    told = [name for row in re.findall(r"^\| ([A-Z_, ]+) \|", part, re.M) for name in row.split(", ")]
+    expect(len(listed) > 50 and sorted(told) == sorted(listed), "all frames", set(told) ^ set(listed))
+    steps = re.findall(r"^\| .* \| (`.*\.c`) \| (`.*`) \|$", text, re.M)
+    expect(len(steps) >= 10, "the steps of a push", steps)
+    for files, functions in steps:
+        sources = "".join(read(os.path.join("core", file)) for file in re.findall(r"`([^`]+)`", files))
+        for name in re.findall(r"`([^`]+)`", functions):
+            expect(re.search(r"\b%s\(" % name, sources), "%s has %s" % (files, name))
+    everything = "".join(read(os.path.relpath(path, ROOT)) for path in glob.glob(os.path.join(ROOT, "core", "*", "*.c")))
+    for name in re.findall(r"`((?:mlfab__|[a-z]+_)[a-z_]+)`", text):
+        expect(re.search(r"\b%s\b" % name, everything) or name == "open_list", "a function %s" % name)
+
+
+def test_files_exist():
+    """Files that documents name; docs/promises.md names those of tests/ without the folder."""
+    folders = "|".join(sorted(set(os.listdir(ROOT) + os.listdir(os.path.join(ROOT, "tests"))) - {"build"}))
+    for path in set(documents()) - set(HISTORY):
+        for file in re.findall(r"`((?:%s)/[\w/.]+\.(?:c|h|py|sh|cu|f90))\b" % folders, read(path)):
+            expect(any(os.path.exists(os.path.join(ROOT, below, file)) for below in ("", "tests")), "%s: %s" % (path, file))
+
+
 def test_what_the_lanes_do():
     """CONTRIBUTING.md tells the numbers of the Makefile."""
     text, make = " ".join(read("CONTRIBUTING.md").split()), read("Makefile")
