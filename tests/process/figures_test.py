@@ -26,7 +26,7 @@ def read(path):
 
 
 def documents():
-    return [os.path.relpath(path, ROOT) for pattern in ("*.md", "docs/*.md", "examples/*.md", "gpu/*.md")
+    return [os.path.relpath(path, ROOT) for pattern in ("*.md", "docs/*.md", "examples/*.md", "gpu/*.md", "packaging/*.md")
             for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
 
 
