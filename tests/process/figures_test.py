@@ -180,23 +180,57 @@ def test_plan():
             at = out.index(line + "\n", at) + len(line)
 
 
-def test_the_first_program():
-    """The README's program compiles, and prints the loss that stands below it; two processes print another one, which ends as low."""
-    text, compiler = read("README.md"), os.environ.get("CC", "cc").split()
+def compiled(folder, text):
+    """A program of a document, built without a warning in an empty folder."""
+    compiler = os.environ.get("CC", "cc").split()
     need(compiler[-1])
-    source = re.search(r"save this as `trainer.c`:\n\n```c\n(.*?)```", text, re.S)
-    shown = re.search(r"prints this loss.*\n\n((?:    step .*\n)+)", text)
-    expect(source and shown, "the README has a program and its output")
     library = [path for path in (os.path.join(BUILD, name) for name in ("libmlfab.a", "libparts.a")) if os.path.exists(path)]
     if not library:
         raise Skip("no library is built")
+    program = os.path.join(folder, "program")
+    with open(program + ".c", "w", encoding="utf-8") as file:
+        file.write(text)
+    made = run(*compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I" + ROOT, "-o", program, program + ".c", library[0],
+               "-lpthread", "-lm", timeout=120)
+    expect(made.code == 0, "it compiles without a warning", made)
+    return program
+
+
+def test_the_trainers_of_porting():
+    """docs/porting.md: its diffs fit its program, have as many lines as it says, and all programs learn the same line."""
+    need("patch")
+    text = read("docs/porting.md")
+    base, diffs = re.search(r"```c\n(.*?)```", text, re.S)[1], re.findall(r"```diff\n(.*?)```", text, re.S)
+    shown = re.search(r"^    (loss \d.*)$", text, re.M)[1]
+    told = [int(n) for n in re.findall(r"(\d+) more lines", text)]
+    expect(len(diffs) == len(told) == 2 and max(told) <= 15, "two diffs", told)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = os.path.join(folder, "trainer")
-        with open(trainer + ".c", "w", encoding="utf-8") as file:
-            file.write(source[1])
-        made = run(*compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I" + ROOT, "-o", trainer, trainer + ".c",
-                   library[0], "-lpthread", "-lm", timeout=120)
-        expect(made.code == 0, "it compiles without a warning", made)
+        expect(printed(compiled(folder, base)) == shown + "\n", "one process")
+        for diff, more in zip(diffs, told):
+            added = len(re.findall(r"^\+(?!\+\+)", diff, re.M)) - len(re.findall(r"^-(?!--)", diff, re.M))
+            expect(added == more, "%d more lines" % more, added)
+            with open(folder + "/line.c", "w", encoding="utf-8") as file:
+                file.write(base)
+            with open(folder + "/diff", "w", encoding="utf-8") as file:
+                file.write(diff)
+            fits = run("patch", "-s", "-F", "0", folder + "/line.c", folder + "/diff")
+            expect(fits.code == 0, "the diff fits", fits)
+            with open(folder + "/line.c", encoding="utf-8") as file:
+                program = compiled(folder, file.read())
+            expect(printed(program) == shown + "\n", "a world of one")
+            for servers in ("0", "1"):
+                out = printed(os.path.join(BUILD, "mlfab-run"), "-n", "4", "-s", servers, "--no-prefix", "--set", "consistency=bsp", program)
+                expect(out == 4 * (shown + "\n"), "four workers", out)
+
+
+def test_the_first_program():
+    """The README's program compiles, and prints the loss that stands below it; two processes print another one, which ends as low."""
+    text = read("README.md")
+    source = re.search(r"save this as `trainer.c`:\n\n```c\n(.*?)```", text, re.S)
+    shown = re.search(r"prints this loss.*\n\n((?:    step .*\n)+)", text)
+    expect(source and shown, "the README has a program and its output")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = compiled(folder, source[1])
         told = [line.strip() for line in shown[1].splitlines()]
         expect(printed(trainer).splitlines() == told, "it prints the README's lines")
         two = run(os.path.join(BUILD, "mlfab-run"), "-n", "2", "-s", "0", "--no-prefix", trainer, env=clean_environment())
