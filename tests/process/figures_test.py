@@ -310,6 +310,15 @@ def test_files_exist():
             expect(any(os.path.exists(os.path.join(ROOT, below, file)) for below in ("", "tests")), "%s: %s" % (path, file))
 
 
+def test_recipes_have_the_version():
+    version = re.search(r'^#define MLFAB_VERSION "(.*)"', read("mlfab.h"), re.M)[1]
+    for path, pattern in (("packaging/debian/changelog", r"^mlfab \((.*)-\d+\)"), ("packaging/meson/mlfab.wrap", r"mlfab-([\d.]+)\.tar"),
+                          ("packaging/meson/packagefiles/mlfab/meson.build", r"version : '(.*?)'"), ("packaging/README.md", r"mlfab-([\d.]+)\.tar"),
+                          ("CHANGELOG.md", r"^## ([\d.]+)")):
+        found = re.search(pattern, read(path), re.M)
+        expect(found and found[1] == version, "%s: version %s" % (path, version), found and found[0])
+
+
 def test_what_the_lanes_do():
     """CONTRIBUTING.md tells the numbers of the Makefile."""
     text, make = " ".join(read("CONTRIBUTING.md").split()), read("Makefile")
