@@ -451,9 +451,9 @@ install: libraries tools extras $(MPI_LIBS)
 ##: removes what install put there
 uninstall:
 	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS)) \
-	  $(patsubst $(BUILD)/lib%.a,pkgconfig/%.pc,$(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
+	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
 	rm -rf $(D_CMAKE) $(D_MPI)
+	rm -f $(patsubst $(BUILD)/lib%.a,$(D_LIB)/pkgconfig/%.pc,$(EXTRAS))
 ##: removes build/
 clean:
 	rm -rf $(BUILD)
