@@ -425,6 +425,10 @@ D_CMAKE = $(D_LIB)/cmake/mlfab
 OWN_HEADERS = $(addprefix mlfab,.h _transport.h _partial.h _device.h _node.h _sim.h)
 HEADERS = $(OWN_HEADERS) $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
+# The packages that an extra needs, for its pkg-config file.
+NEEDS_tls = libssl libcrypto
+NEEDS_curl = libcurl
+NEEDS_store = libcurl libcrypto
 # One for each MPI library, and the first also by its plain name.
 D_MPI   = $(D_LIB)/mlfab
 MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
@@ -441,6 +445,8 @@ install: libraries tools extras $(MPI_LIBS)
 	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
 	$(INSTALL) -m 755 $(TOOLS) tools/mlfab-fetch $(D_BIN)
 	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
+	$(foreach extra,$(patsubst $(BUILD)/libmlfab_%.a,%,$(EXTRAS)),$(SUBST) -e 's|@EXTRA@|$(extra)|' -e 's|@NEEDS@|$(NEEDS_$(extra))|' \
+	  packaging/extra.pc.in > $(D_LIB)/pkgconfig/mlfab_$(extra).pc &&) :
 	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
 	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
 ##: removes what install put there
@@ -448,6 +454,7 @@ uninstall:
 	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
 	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
 	rm -rf $(D_CMAKE) $(D_MPI)
+	rm -f $(patsubst $(BUILD)/lib%.a,$(D_LIB)/pkgconfig/%.pc,$(EXTRAS))
 ##: removes build/
 clean:
 	rm -rf $(BUILD)

@@ -90,6 +90,26 @@ def test_pkg_config():
         do(folder + "/static")
 
 
+def test_pkg_config_of_the_extras():
+    """A program that calls an extra links with the flags of its file alone, and starts."""
+    need("pkg-config")
+    built = [name for name in ("tls", "curl", "store") if os.path.exists(os.path.join(BUILD, "libmlfab_%s.a" % name))]
+    if not built:
+        raise Skip("no extra is built: OpenSSL and libcurl are missing")
+    calls = {"tls": "return !mlfab_transport_tls()", "curl": "mlfab_curl_push *p = 0; mlfab_curl_push_stop(&p)",
+             "store": "mlfab_store *s = 0; mlfab_store_close(&s)"}
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=" + folder)
+        env = {"PKG_CONFIG_PATH": folder + "/lib/pkgconfig", "LD_LIBRARY_PATH": folder + "/lib"}
+        for name in built:
+            source = "%s/%s.c" % (folder, name)
+            with open(source, "w", encoding="ascii") as file:
+                file.write('#include "mlfab_%s.h"\nint main(void) { %s; }\n' % (name, calls[name]))
+            flags = do("pkg-config", "--cflags", "--libs", "mlfab_" + name, env=env).out.split()
+            do("cc", "-o", folder + "/" + name, source, *flags)
+            do(folder + "/" + name, env=env)
+
+
 def build_and_run(folder, text, *options):
     """A project with this text, configured, built and run."""
     os.makedirs(folder, exist_ok=True)

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 
-from process import BUILD, clean_environment, expect, main, need, run
+from process import BUILD, Skip, clean_environment, expect, main, need, run
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 HISTORY = ("docs/paper.md", "docs/decisions.md")
@@ -26,7 +26,7 @@ def read(path):
 
 
 def documents():
-    return [os.path.relpath(path, ROOT) for pattern in ("*.md", "docs/*.md", "examples/*.md", "gpu/*.md")
+    return [os.path.relpath(path, ROOT) for pattern in ("*.md", "docs/*.md", "examples/*.md", "gpu/*.md", "packaging/*.md")
             for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
 
 
@@ -165,10 +165,10 @@ def test_lines():
 
 
 def test_plan():
-    """The README shows lines of a plan that are printed, in this order; dots stand for others."""
-    text = read("README.md")
+    """docs/scheduler.md shows lines of a plan that are printed, in this order; dots stand for others."""
+    text = read("docs/scheduler.md")
     command = re.search(r"^    build/(mlfab-plan \S+ --human)\n\n((?:    .*\n)+)", text, re.M)
-    expect(command, "the README has the command and its output")
+    expect(command, "the page has the command and its output")
     program, file, *options = command[1].split()
     out = printed(os.path.join(BUILD, program), os.path.join(ROOT, file), *options)
     expect(not re.search(r"delay -", out), "no delay is negative", out)
@@ -178,6 +178,63 @@ def test_plan():
         if line.strip() != "...":
             expect(line + "\n" in out[at:], "the line is printed, in this order: '%s'" % line, out)
             at = out.index(line + "\n", at) + len(line)
+
+
+def compiled(folder, text):
+    """A program of a document, built without a warning in an empty folder."""
+    compiler = os.environ.get("CC", "cc").split()
+    need(compiler[-1])
+    library = [path for path in (os.path.join(BUILD, name) for name in ("libmlfab.a", "libparts.a")) if os.path.exists(path)]
+    if not library:
+        raise Skip("no library is built")
+    program = os.path.join(folder, "program")
+    with open(program + ".c", "w", encoding="utf-8") as file:
+        file.write(text)
+    made = run(*compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I" + ROOT, "-o", program, program + ".c", library[0],
+               "-lpthread", "-lm", timeout=120)
+    expect(made.code == 0, "it compiles without a warning", made)
+    return program
+
+
+def test_the_trainers_of_porting():
+    """docs/porting.md: its diffs fit its program, have as many lines as it says, and all programs learn the same line."""
+    need("patch")
+    text = read("docs/porting.md")
+    base, diffs = re.search(r"```c\n(.*?)```", text, re.S)[1], re.findall(r"```diff\n(.*?)```", text, re.S)
+    shown = re.search(r"^    (loss \d.*)$", text, re.M)[1]
+    told = [int(n) for n in re.findall(r"(\d+) more lines", text)]
+    expect(len(diffs) == len(told) == 2 and max(told) <= 15, "two diffs", told)
+    with tempfile.TemporaryDirectory() as folder:
+        expect(printed(compiled(folder, base)) == shown + "\n", "one process")
+        for diff, more in zip(diffs, told):
+            added = len(re.findall(r"^\+(?!\+\+)", diff, re.M)) - len(re.findall(r"^-(?!--)", diff, re.M))
+            expect(added == more, "%d more lines" % more, added)
+            with open(folder + "/line.c", "w", encoding="utf-8") as file:
+                file.write(base)
+            with open(folder + "/diff", "w", encoding="utf-8") as file:
+                file.write(diff)
+            fits = run("patch", "-s", "-F", "0", folder + "/line.c", folder + "/diff")
+            expect(fits.code == 0, "the diff fits", fits)
+            with open(folder + "/line.c", encoding="utf-8") as file:
+                program = compiled(folder, file.read())
+            expect(printed(program) == shown + "\n", "a world of one")
+            for servers in ("0", "1"):
+                out = printed(os.path.join(BUILD, "mlfab-run"), "-n", "4", "-s", servers, "--no-prefix", "--set", "consistency=bsp", program)
+                expect(out == 4 * (shown + "\n"), "four workers", out)
+
+
+def test_the_first_program():
+    """The README's program compiles, and prints the loss that stands below it; two processes print another one, which ends as low."""
+    text = read("README.md")
+    source = re.search(r"save this as `trainer.c`:\n\n```c\n(.*?)```", text, re.S)
+    shown = re.search(r"prints this loss.*\n\n((?:    step .*\n)+)", text)
+    expect(source and shown, "the README has a program and its output")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = compiled(folder, source[1])
+        told = [line.strip() for line in shown[1].splitlines()]
+        expect(printed(trainer).splitlines() == told, "it prints the README's lines")
+        two = run(os.path.join(BUILD, "mlfab-run"), "-n", "2", "-s", "0", "--no-prefix", trainer, env=clean_environment())
+        expect(two.code == 0 and numbers(two.out.splitlines()[-1])[-1] < 0.01, "two workers learn the line", two)
 
 
 def test_tables_say_where_their_figures_come_from():
@@ -225,6 +282,41 @@ def test_floors():
             silent = {m for m in modules.split() if re.search(r"_wire$|_role$|^calls_", m)}
             expect(told <= set(modules.split()), "%s has no other modules" % group, told - set(modules.split()))
             expect(set(modules.split()) <= told | silent, "%s: all modules" % group, set(modules.split()) - told)
+
+
+def test_architecture():
+    """docs/architecture.md has each frame once; its files exist, and those of a step have the functions beside them."""
+    text = read("docs/architecture.md")
+    listed = re.findall(r"X\(([A-Z_]+), \d+\)", read("core/wire/wire.h"))
+    part = text[text.index("## All frames"):text.index("## Five questions")]
+    told = [name for row in re.findall(r"^\| ([A-Z_, ]+) \|", part, re.M) for name in row.split(", ")]
+    expect(len(listed) > 50 and sorted(told) == sorted(listed), "all frames", set(told) ^ set(listed))
+    steps = re.findall(r"^\| .* \| (`.*\.c`) \| (`.*`) \|$", text, re.M)
+    expect(len(steps) >= 10, "the steps of a push", steps)
+    for files, functions in steps:
+        sources = "".join(read(os.path.join("core", file)) for file in re.findall(r"`([^`]+)`", files))
+        for name in re.findall(r"`([^`]+)`", functions):
+            expect(re.search(r"\b%s\(" % name, sources), "%s has %s" % (files, name))
+    everything = "".join(read(os.path.relpath(path, ROOT)) for path in glob.glob(os.path.join(ROOT, "core", "*", "*.c")))
+    for name in re.findall(r"`((?:mlfab__|[a-z]+_)[a-z_]+)`", text):
+        expect(re.search(r"\b%s\b" % name, everything) or name == "open_list", "a function %s" % name)
+
+
+def test_files_exist():
+    """Files that documents name; docs/promises.md names those of tests/ without the folder."""
+    folders = "|".join(sorted(set(os.listdir(ROOT) + os.listdir(os.path.join(ROOT, "tests"))) - {"build"}))
+    for path in set(documents()) - set(HISTORY):
+        for file in re.findall(r"`((?:%s)/[\w/.]+\.(?:c|h|py|sh|cu|f90))\b" % folders, read(path)):
+            expect(any(os.path.exists(os.path.join(ROOT, below, file)) for below in ("", "tests")), "%s: %s" % (path, file))
+
+
+def test_recipes_have_the_version():
+    version = re.search(r'^#define MLFAB_VERSION "(.*)"', read("mlfab.h"), re.M)[1]
+    for path, pattern in (("packaging/debian/changelog", r"^mlfab \((.*)-\d+\)"), ("packaging/meson/mlfab.wrap", r"mlfab-([\d.]+)\.tar"),
+                          ("packaging/meson/packagefiles/mlfab/meson.build", r"version : '(.*?)'"), ("packaging/README.md", r"mlfab-([\d.]+)\.tar"),
+                          ("CHANGELOG.md", r"^## ([\d.]+)")):
+        found = re.search(pattern, read(path), re.M)
+        expect(found and found[1] == version, "%s: version %s" % (path, version), found and found[0])
 
 
 def test_what_the_lanes_do():

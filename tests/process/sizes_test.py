@@ -53,8 +53,8 @@ def test_memory():
 
 
 def test_the_gain_by_a_scheduler():
-    """The README has the spread over seeds."""
-    least, most = map(float, re.search(r"gives ([\d.]+) to ([\d.]+) times as many updates", read("README.md")).groups())
+    """docs/scheduler.md has the spread over seeds."""
+    least, most = map(float, re.search(r"gives ([\d.]+) to ([\d.]+) times as many updates", read("docs/scheduler.md")).groups())
     program = os.path.join(BUILD, "tests", "sim", "test_schedule")
     need(program, why="libcmocka-dev is not installed")
     out = run(program, env=clean_environment(MLFAB_SEED=1), timeout=600).out

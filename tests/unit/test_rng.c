@@ -231,4 +231,16 @@ TEST(test_env_texts) {
   assert_string_equal(mlfab__duration(buffer, UINT64_MAX), "18446744073 s");
 }
 
+/* Texts that are made of others begin with the same words once. */
+TEST(test_words_once) {
+  mlfab_error error;
+  assert_int_equal(MLFAB__FAIL(&error, MLFAB_ERR_STATE, "push: %s", "push: push: no model"),
+                   MLFAB_ERR_STATE);
+  assert_string_equal(error.text, "push: no model");
+  (void)MLFAB__FAIL(&error, MLFAB_ERR_STATE, "push: %s", "a pull: a pull");
+  assert_string_equal(error.text, "push: a pull: a pull");
+  (void)MLFAB__FAIL(&error, MLFAB_ERR_STATE, "%s", ": : x");
+  assert_string_equal(error.text, ": x");
+}
+
 TESTS(NULL, NULL)
