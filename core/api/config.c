@@ -267,7 +267,7 @@ static int config_real(const config_setting *s, const char *name, const char *te
   if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) ||
       (s->high == 1 && value > 1.0))
     return config_bad(error, name, text,
-                      s->high == CONFIG_INF ? "not a number from 0 on, nor inf"
+                      s->high == CONFIG_INF ? "not a number from 0 on (or inf)"
                       : s->high == 1        ? "not a number from 0 to 1"
                                             : "not a number from 0 on");
   *value_p = value;
@@ -713,7 +713,8 @@ MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room) {
   X(error)                                                                                  \
   X(buf)                                                                                    \
   X(files)                                                                                  \
-  X(env) X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(checkpoint_options) \
+  X(env)                                                                                    \
+  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(checkpoint_options)        \
       X(checkpoint_info) X(push_options) X(pull_options) X(result) X(filter_info) X(filter) \
           X(collective) X(vec) X(partial_options) X(partial_info) X(edge) X(graph_info)     \
               X(stochastic_options) X(stochastic_info) X(stats) X(update_info) X(pull_info) \

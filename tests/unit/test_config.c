@@ -574,7 +574,7 @@ TEST(test_setting_texts) {
       {"delay_bound", "a whole number in 1..18446744073709551614", "none"},
       {"job", "a text", "mlfab"},
       {"key", "a text", "-"},
-      {"div_max", "a number from 0 on, nor inf", "0"},
+      {"div_max", "a number from 0 on (or inf)", "0"},
       {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad", "sgd"},
       {"beta2", "a number from 0 to 1", "0.999"},
       {"filter_half", "one of: none f16 bf16", "none"}};
