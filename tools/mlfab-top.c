@@ -409,9 +409,11 @@ static void draw(size_t n, double now) {
   printf("\033[H%.*s\033[K\n%s%-*.*s\033[0m\033[K", columns, line,
          options.coloured ? "\033[7m" : "", columns, columns,
          columns < NARROW ? heading_narrow : heading);
-  for (const char *at = columns_text; explains && *at;
-       at += strcspn(at, "\n") + (at[strcspn(at, "\n")] != 0))
-    printf("\n%.*s\033[K", (int)strcspn(at, "\n") < columns ? (int)strcspn(at, "\n") : columns, at);
+  if (explains) {
+    printf("\033[J\n");
+    options_width = columns;
+    options_wrap(columns_text, 0, 0);
+  }
   for (size_t i = 0; i < shown && !explains; i++) {
     say_node(&nodes[i], now, columns, line, sizeof line);
     int state = state_of(&nodes[i], now);
@@ -424,7 +426,8 @@ static void draw(size_t n, double now) {
   }
   if (shown < n && !explains) printf("\n... and %zu more\033[K", n - shown);
   if (size.ws_row > 7)
-    printf("\n%.*s\033[K", columns, explains ? "any key: back" : "q: quit  ?: the columns");
+    printf("%s%.*s\033[K", explains ? "" : "\n", columns,
+           explains ? "any key: back" : "q: quit  ?: the columns");
   printf("\033[J");
   fflush(stdout);
 }

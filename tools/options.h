@@ -47,6 +47,7 @@ typedef struct options_tool {
 } options_tool;
 
 static const options_tool *options_of;
+static int options_width = 80;
 static const option_row options_own[] = {
     {"-h, --help", NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, "this text"},
     {"--version", NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, "the version, and what was compiled in"},
@@ -193,11 +194,11 @@ static void options_take(const option_row *o, const char *name, const char *text
   if (o->call) o->call(name, text);
 }
 
-/* Prints words up to column 80; the lines after the first are indented. A newline is one. */
+/* Prints words up to column options_width; the lines after the first are indented. A newline is one. */
 static void options_wrap(const char *text, int at, int indent) {
   for (int gap = 0; *text; text += gap) {
     int n = (int)strcspn(text, " \n");
-    int fits = at + gap + n <= 80 || at == indent;
+    int fits = at + gap + n <= options_width || at == indent;
     if (n > 0)
       at = (fits ? at + printf("%*s", gap, "") : printf("\n%*s", indent, "") - 1) +
            printf("%.*s", n, text);

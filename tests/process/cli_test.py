@@ -2,10 +2,15 @@
 """The command line of the five tools: help, version, units, and bad input: each costs one line that names the mistake, and exit
 status 2, and nothing is started."""
 import os
+import pty
 import re
+import select
+import shutil
+import subprocess
 import tempfile
+import time
 
-from process import BUILD, RUN, cases, clean_environment, expect, launch, main, run
+from process import BUILD, RUN, cases, clean_environment, expect, launch, main, need, run, unique, wait_until
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOLS = {name: os.path.join(BUILD, "mlfab-" + name) for name in ("run", "plan", "sim", "top")}
@@ -187,6 +192,120 @@ def test_directories_and_files():
         refused("fetch", ["mnist", "--to", file], file, "not a folder")
         refused("fetch", ["x", "--from", "y", "--list", folder], folder, "directory")
         expect(sorted(os.listdir(folder)) == ["file"], "nothing is started", os.listdir(folder))
+
+
+# ---- man pages and completion
+
+def test_man_pages():
+    for name, tool in TOOLS.items():
+        page = run("python3", os.path.join(ROOT, "tools", "man.py"), tool, "9.8.7")
+        expect(page.code == 0, name, page)
+        text = page.out.replace("\\-", "-")
+        expect(text.startswith('.TH MLFAB-%s 1 "" "mlfab 9.8.7"\n.SH NAME\nmlfab-%s - ' % (name.upper(), name)), name, page)
+        for option in options(name):
+            expect(re.search(r"^\.B (-\w, )?%s\b" % option, text, re.M), option, page)
+        if name != "fetch":
+            expect(re.search(r"^\.SH (EXIT STATUS|COLUMNS)$", text, re.M), "the texts behind the options", page)
+        if shutil.which("groff"):
+            shown = subprocess.run(["groff", "-man", "-Tascii", "-ww", "-P-c"], input=page.out, capture_output=True, text=True, check=True)
+            expect(not shown.stderr and "OPTIONS" in re.sub(".\b", "", shown.stdout), name, shown.stderr)
+
+
+def completed(*words):
+    """What bash offers for the last of these words."""
+    script = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; _mlfab "$1" "${@: -1}"; echo "${COMPREPLY[@]}"'
+    need("bash")
+    result = run("bash", "-c", script, "bash", os.path.join(ROOT, "tools", "mlfab.bash"), *words)
+    expect(result.code == 0 and not result.err, words, result)
+    return result.out.split()
+
+
+def test_completion():
+    for name, tool in TOOLS.items():
+        expect(sorted(completed(tool, "--")) == sorted(options(name)), name, completed(tool, "--"))
+    expect(completed(TOOLS["run"], "--on-f") == ["--on-failure"], "an option")
+    for words in (["--on-failure", ""], ["--on-failure", "="], ["--on-failure", "=", ""]):
+        expect(completed(TOOLS["run"], *words) == ["end", "continue", "restart"], words)
+    expect(completed(TOOLS["run"], "--on-failure", "=", "c") == ["continue"], "a word")
+    expect(completed(TOOLS["run"], "--set", "time") == ["timeout_ms="], "a setting")
+    expect(completed(TOOLS["sim"], "--sync", "b") == ["bsp"] and completed(TOOLS["sim"], "--rate", "") == [], "sim")
+    expect(completed(TOOLS["plan"], "no") == [], "files are bash's")
+
+
+def test_completion_by_tab():
+    need("bash")
+    controller, terminal = pty.openpty()
+    shell = subprocess.Popen(["bash", "--norc", "--noprofile", "-i"], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+                             env=clean_environment(TERM="dumb", PS1="$ ", PATH=BUILD + ":" + os.environ["PATH"]))
+    os.close(terminal)
+    shown = [b""]
+
+    def seen(text):
+        if select.select([controller], [], [], 0.1)[0]:
+            shown[0] += os.read(controller, 65536)
+        return text in shown[0]
+    try:
+        os.write(controller, b"source %s/tools/mlfab.bash; echo rea''dy\n" % ROOT.encode())
+        wait_until(lambda: seen(b"ready\r\n"), lambda: shown)
+        os.write(controller, b"mlfab-run --on-f\t")
+        wait_until(lambda: seen(b"mlfab-run --on-failure "), lambda: shown)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(controller)
+
+
+# ---- mlfab-top
+
+def metrics_files(folder, steps):
+    """Files of workers that have made so many steps in 10 s, on another host."""
+    for rank, made in enumerate(steps):
+        with open(os.path.join(folder, "m.worker-%d.prom" % rank), "w", encoding="ascii") as file:
+            file.write('mlfab_node_info{role="worker",rank="%d",fabric="training",host="elsewhere",pid="1"} 1\nmlfab_opened_timestamp_seconds %f\n'
+                       'mlfab_written_timestamp_seconds %f\nmlfab_state 1\nmlfab_iterations_total %d\n# EOF\n'
+                       % (rank, time.time() + 990, time.time() + 1000, made))
+    return os.path.join(folder, "m.*.prom")
+
+
+def test_top_marks_the_slowest():
+    for steps, slow in (((100, 50, 100), 1), ((100, 97, 99), None), ((30, 31, 10), 2), ((5,), None), ((0, 0), None)):
+        with tempfile.TemporaryDirectory() as folder:
+            result = run(TOOLS["top"], "--count", 1, metrics_files(folder, steps))
+            marked = re.findall(r"^worker (\d) +slowest ", result.out, re.M)
+            expect(result.code == 0 and marked == ([] if slow is None else [str(slow)]), steps, result)
+
+
+def test_top_in_a_narrow_terminal():
+    """40 columns: each line fits, the columns are explained, q ends it. NO_COLOR: no colours. TERM=dumb: lines."""
+    need("tmux")
+    socket = unique("tmux")
+
+    def tmux(*arguments):
+        return run("tmux", "-L", socket, "-f", "/dev/null", *arguments)
+
+    def screen(*more):
+        return tmux("capture-pane", "-p", *more).out
+    with tempfile.TemporaryDirectory() as folder:
+        command = "%s --interval 100ms '%s'" % (TOOLS["top"], metrics_files(folder, (100, 50, 100)))
+        try:
+            for variable in ("COLOUR=1", "NO_COLOR=1"):
+                tmux("new-session", "-d", "-x", "40", "-y", "16", "env %s %s" % (variable, command))
+                wait_until(lambda: "q: quit  ?: the columns" in screen(), screen)
+                lines = screen().splitlines()
+                expect(lines[1] == "NODE         STATE        STEP   STEPS/S" and lines[3] == "worker 1     slowest        50       5.0", "columns", lines)
+                expect(len([line for line in lines if line.strip()]) == 6, "no line is broken", lines)
+                expect(("\033[33m" in screen("-e")) == (variable == "COLOUR=1"), "colours", screen("-e"))
+                expect(not re.search(r"\033\[[0-9;]*[37]", screen("-e")) or variable == "COLOUR=1", "none", screen("-e"))
+                tmux("send-keys", "?")
+                wait_until(lambda: "slowest: the worker with" in " ".join(screen().split()) and "any key: back" in screen(), screen)
+                tmux("send-keys", "x")
+                wait_until(lambda: "worker 2" in screen(), screen)
+                tmux("send-keys", "q")
+                wait_until(lambda: tmux("list-sessions").code != 0, "q ends it")
+            tmux("new-session", "-d", "-x", "120", "-y", "16", "env TERM=dumb %s --count 2; sleep 60" % command)
+            wait_until(lambda: screen().count("worker 2") == 2, screen)
+        finally:
+            tmux("kill-server")
 
 
 if __name__ == "__main__":
