@@ -166,12 +166,15 @@ static double number(const input *in, uint32_t at, const char *what) {
   return x;
 }
 
+static int has_units; /* the file has them, so times are in seconds */
+
 /* A size, a rate or a time: finite and not negative, perhaps with a unit. Times with a unit are in seconds. */
 static double amount(const input *in, uint32_t at, enum option_kind kind, const char *what) {
   const char *text = token(in, at);
   double by = kind == OPTION_TIME ? 1e9 : 1, x = options_number(text, kind, by) / by;
   size_t digits = strspn(text, "0123456789.");
-  if (x >= 0 && text[digits] && !strchr("eE", text[digits])) return x; /* it has a unit */
+  if (x >= 0 && text[digits] && !strchr("eE", text[digits]))
+    return has_units = 1, x; /* it has a unit */
   if (x < 0 && digits > 0 && text[digits] && !strchr("eE", text[digits]))
     fail(in, "%s: `%.40s` is not %s", what, text, options_units(kind));
   x = number(in, at, what);
@@ -853,7 +856,39 @@ static void draw_text(const input *in) {
   free(l.profile);
 }
 
-enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 30 };
+enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 52, SVG_KINDS = 7 };
+
+/* The kinds of transfers, one colour each: those of mlfab__transfer.purpose, then the replica's. */
+static const struct {
+  const char *colour, *name;
+} svg_kinds[SVG_KINDS] = {{"#aaaaaa", "transfer"},
+                          {"#4878d0", "update to the server"},
+                          {"#956cb4", "update to an aggregator"},
+                          {"#d65f5f", "sum of an aggregator"},
+                          {"#ee854a", "model to a distributor"},
+                          {"#6acc64", "model to a worker"},
+                          {"#8c613c", "to the replica"}};
+
+static int svg_kind(const record *r) {
+  return r->replica                            ? SVG_KINDS - 1
+         : r->transfer.purpose < SVG_KINDS - 1 ? (int)r->transfer.purpose
+                                               : 0;
+}
+
+/* The kinds that the chart has, in a row below the lanes. */
+static void svg_legend(const input *in, int y, FILE *out) {
+  int used[SVG_KINDS] = {0}, x = SVG_LEFT;
+  for (uint32_t i = 0; i < in->nrecords; i++)
+    if (in->records[i].transfer.n > 0) used[svg_kind(&in->records[i])] = 1;
+  for (int k = 0; k < SVG_KINDS; k++) {
+    if (!used[k]) continue;
+    fprintf(out,
+            "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>\n<text x=\"%d\" "
+            "y=\"%d\">%s</text>\n",
+            x, y, svg_kinds[k].colour, x + 17, y + 10, svg_kinds[k].name);
+    x += 40 + 6 * (int)strlen(svg_kinds[k].name);
+  }
+}
 
 /* Draws a transfer in its lanes; the height is its rate, relative to the largest rate of the lane. */
 static void svg_transfer(const input *in, const record *r, const lanes *l, const double *most,
@@ -871,13 +906,18 @@ static void svg_transfer(const input *in, const record *r, const lanes *l, const
       if (base + height > SVG_LANE - 4) base = SVG_LANE - 4 - height;
       if (s->to > filled[2 * lane]) filled[2 * lane] = s->to;
       filled[2 * lane + 1] = base + height;
-      fprintf(
-          out,
-          "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"hsl(%u,60%%,60%%)\" "
-          "stroke=\"white\" stroke-width=\"0.5\"><title>%s: %g to %g at %g</title></rect>\n",
-          SVG_LEFT + x, SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height,
-          (s->to - s->from) / l->end * SVG_WIDTH, height,
-          (r->transfer.purpose * 97 + r->transfer.index * 47) % 360, name, s->from, s->to, s->rate);
+      fprintf(out,
+              "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" "
+              "stroke=\"white\" stroke-width=\"0.5\"><title>%s: %g to %g at %g</title></rect>\n",
+              SVG_LEFT + x, SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height,
+              (s->to - s->from) / l->end * SVG_WIDTH, height, svg_kinds[svg_kind(r)].colour, name,
+              s->from, s->to, s->rate);
+      const char *number = strpbrk(name, "0123456789");
+      if (number && height >= 10 &&
+          (s->to - s->from) / l->end * SVG_WIDTH > 8 + 6 * (double)strcspn(number, " "))
+        fprintf(out, "<text x=\"%.2f\" y=\"%.2f\" fill=\"white\">%.*s</text>\n", SVG_LEFT + x + 3,
+                SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height / 2 + 4,
+                (int)strcspn(number, " "), number);
     }
   }
 }
@@ -898,7 +938,7 @@ static void draw_svg(const input *in) {
       }
     }
   }
-  uint32_t height = SVG_TOP + SVG_LANE * (l.n + 1);
+  uint32_t height = SVG_TOP + SVG_LANE * (l.n + 2);
   fprintf(out,
           "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%u\" "
           "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" "
@@ -916,9 +956,14 @@ static void draw_svg(const input *in) {
     svg_transfer(in, &in->records[i], &l, most, filled, out);
   }
   for (int i = 0; i <= 10 && l.end > 0; i++) {
-    fprintf(out, "<text x=\"%d\" y=\"18\" text-anchor=\"middle\">%.4g</text>\n",
-            SVG_LEFT + SVG_WIDTH * i / 10, l.end * i / 10);
+    fprintf(out, "<text x=\"%d\" y=\"42\" text-anchor=\"middle\">%.4g%s</text>\n",
+            SVG_LEFT + SVG_WIDTH * i / 10, l.end * i / 10, has_units ? " s" : "");
   }
+  fprintf(out,
+          "<text x=\"8\" y=\"18\">Time from left to right, in %s. Height of a bar: its rate, "
+          "beside the largest of its lane. Number: update, aggregator or worker.</text>\n",
+          has_units ? "seconds" : "the unit of the file");
+  svg_legend(in, SVG_TOP + SVG_LANE * (int)l.n + 12, out);
   fprintf(out, "</svg>\n");
   if (fflush(out) || ferror(out)) fail(in, "cannot write the chart");
   if (out != stdout) fclose(out);

@@ -110,6 +110,7 @@ def test_units_in_a_plan():
             file.write(text)
         ours, theirs = run(TOOLS["plan"], path, "--human"), run(TOOLS["plan"], WORDS["plan"][0], "--human")
         expect(ours.code == 0 and ours.out == theirs.out and "1Gbit" in text and "100MB" in text, "the same plan", ours)
+        expect("in seconds" in run(TOOLS["plan"], path, "--svg").out, "a chart with its unit")
         for old, new, why in (("1Gbit", "1Gbyte", "a rate: `1Gbyte` is not a rate"), ("100MB", "100MO", "size: `100MO` is not a size"),
                               ("0.2s", "0.2m/s", "`0.2m/s` is not a time")):
             with open(path, "w", encoding="ascii") as file:

@@ -385,6 +385,8 @@ def test_a_killed_process():
         expect(len(pids) == 3, "the files of all nodes, one of them cut off", pids)
         picture = run("python3", TRACE_TOOL, "svg", *glob.glob(folder("t.*.json")))
         expect(picture.out.startswith("<svg") and picture.out.count("<rect") > 20, "a picture", picture.err)
+        legend = picture.out[picture.out.rindex("<rect"):]
+        expect("in milliseconds" in picture.out and 'height="12"' in legend and legend.count("<text") == 1, "labels and a legend", legend)
 
 
 # ---- the log
