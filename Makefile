@@ -84,8 +84,8 @@ MAKEFLAGS += --no-builtin-rules
 all: libraries tools examples extras
 ##: build/libmlfab.a and build/libmlfab.so
 libraries: $(BUILD)/libmlfab.a $(SHARED)
-##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top
-tools: $(TOOLS)
+##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and build/libmlfab.so
+tools: $(TOOLS) $(SHARED)
 ##: the programs of examples/, in build/examples/
 examples: $(EXAMPLES)
 ##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
