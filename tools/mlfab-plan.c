@@ -2,9 +2,8 @@
  *
  *    mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]
  *
- * It reads the input records of tests/vectors/FORMAT-mlfabric.md (up to `expect` or `end`) of the kinds
- * batch, netup, dist, allreduce, ssp, divergence and momentum, and prints the records that the format expects of
- * them. It is linked with the library's own planner.
+ * It reads the input records of tests/vectors/FORMAT-mlfabric.md, up to `expect` or `end`. It prints the records that
+ * the format expects of them. The kinds are batch, netup, dist, allreduce, ssp, divergence and momentum. It is linked with the library's own planner.
  *
  * A file is untrusted: every error in it is reported with its line, and the exit status is 2. Counts are
  * limited before memory is allocated, and lists end where their lines do. */

@@ -7,12 +7,11 @@
  * The second form starts workers that join a fabric which runs already, and no servers. Both then have the fabric's
  * address, job and key in their environment.
  *
- * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with it a
- * key of this run, without which a peer is refused at its first frame (MLFAB_KEY; where MLFAB_KEY_FILE is set, that
- * file has the key). mlfab-run forwards output line by
- * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
- * signal; --on-failure says what happens to the others then. A worker that ends with status 0 before mlfab_close is
- * reported too. It has failed, but neither is it started again nor are the others ended.
+ * Every rank gets its place through MLFAB_* variables, which mlfab_config_from_env reads. It also gets a key of this
+ * run (MLFAB_KEY; if MLFAB_KEY_FILE is set, that file has the key). A peer without the key is refused at its first
+ * frame. mlfab-run forwards output line by line, prefixed with the rank, and forwards signals. It reports a rank that
+ * fails with its exit status or signal; then --on-failure decides about the others. A worker that ends with status 0
+ * before mlfab_close is reported too. It has failed, but it is not started again, and the others go on.
  *
  * The helpers (servers, replicas, the scheduler) outlive the workers. A job manager sends SIGTERM to every process of a
  * job, and a worker may then want to save its model. So built-in helpers ignore the signals by which a job is ended. They
@@ -23,12 +22,12 @@
  *    TERM -> END_SERVERS    no worker runs: helpers are ended
  *    TERM, END_SERVERS -> KILL   GRACE_NS are over: SIGKILL to all; likewise after a second SIGINT or SIGTERM
  *
- * With --on-failure=restart a process that fails is started again, and uses the model of the others. If no copy of a shard
- * is left, there is none. Then all are ended, as above, and all are started again (begins_again). The model begins as the
+ * With --on-failure=restart a process that fails is started again, and uses the model of the others. If a shard has
+ * lost all copies, all are ended, as above, and all are started again (begins_again). The model begins as the
  * newest checkpoint of this run. Without one the run ends. A model begins only once with the first weights.
  *
  * A helper may lack its purpose (`lacks`). waitpid and the news of built-in helpers (news_pipe) tell it. At the beginning
- * only replicas lack it. A copy that ends lacks the model until the other one says that it is in sync. The scheduler lacks
+ * only replicas lack it. A copy that ends lacks the model until the other copy reports that it is in sync. The scheduler lacks
  * its votes until it has joined. The model is lost when all copies of a shard lack it. It also counts as lost if a worker
  * fails, or a process that was started again, while two of the three voters of a shard lack something. Then nobody may
  * serve.
@@ -97,7 +96,7 @@ enum phase {
   PHASE_KILL         /* SIGKILL was sent to all */
 };
 
-/* One output of one rank: bytes without a newline that were not shown yet. */
+/* One output of one rank: the bytes of an unfinished line, which are still to be shown. */
 typedef struct stream {
   int fd; /* -1: closed */
   int to; /* STDOUT_FILENO or STDERR_FILENO */
@@ -648,7 +647,7 @@ static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
   return 0;
 }
 
-/* Forwards what the rank's previous process left in its pipes. */
+/* Forwards the last bytes of the rank's previous process, which are in its pipes. */
 static void finish_stream(const rank *r, stream *s) {
   while (forward(r, s)) continue;
   if (s->fd >= 0) close_stream(r, s);
@@ -778,7 +777,7 @@ static rank *other_copy(const rank *r) {
   return &ranks[r - ranks + (r->is_replica ? -options.servers : options.servers)];
 }
 
-/* A helper tells something. News of a process that has ended count only if they are of a checkpoint. */
+/* A helper tells something. News of a process that has ended count only if they report a checkpoint. */
 static void take_news(const helper_news *told) {
   if (told->kind == NEWS_CHECKPOINT) {
     snprintf(options.newest, sizeof options.newest, "%s", told->dir);
@@ -896,7 +895,7 @@ static int begin_again(const char *who, int code) {
 /* May workers of other runs use the servers of this one? */
 static int serves_others(void) { return options.workers_max > options.workers; }
 
-/* Have all workers ended well, so that nobody needs a server any more? Those count that are not reaped yet. */
+/* Have all workers ended well, so that nobody needs a server any more? Workers that are not reaped yet count too. */
 static int all_is_done(void) {
   if (options.workers == 0 || exit_status != 0 || serves_others()) return 0;
   for (int i = 0; i < rank_count; i++) {
@@ -913,7 +912,7 @@ static int all_is_done(void) {
 /* A rank has ended; `status` is that of waitpid. */
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  /* Without this rank no server holds the model. A scheduler can always be restarted. */
+  /* This rank alone serves the model. A scheduler can always be restarted. */
   int serves = !options.join && !r->is_scheduler && !options.replicas &&
                (r->is_server || (!options.dedicated && r->number == 0));
   /* The other copy of a server goes on, and this one begins as its copy. */
@@ -1530,8 +1529,8 @@ static void parse(int argc, char **argv) {
         "--replicas does not go with --max-servers: servers with replicas do not come and go");
 }
 
-/* A TCP port that was free, or 0. This process keeps it bound and does not listen: so a rank that allows it by SO_REUSEADDR
- * can listen there, also when it is started again, and the system gives the port to nobody else. */
+/* A TCP port that was free, or 0. This process keeps the port bound and does not listen. So a rank with SO_REUSEADDR
+ * can listen there, also when it is started again. The system gives the port to nobody else. */
 static int free_port(void) {
   struct sockaddr_in address;
   const int one = 1;
@@ -1552,7 +1551,7 @@ static int free_port(void) {
 /* May processes of other runs join? */
 static int grows(void) { return options.workers_max || options.servers_max; }
 
-/* 256 random bits. Only they keep strangers out of TCP: without them nothing is started. */
+/* 256 random bits. They alone keep strangers out of TCP, so a run needs them. */
 static int make_key(void) {
   unsigned char bytes[32];
   size_t got = 0;

@@ -7,8 +7,8 @@
  * ends with q or Ctrl-C; otherwise it prints a line for each node at each refresh. It reads nothing but these files: a
  * process that has died is known by its pid if it ran on this host, else by the age of its file.
  *
- * The files may be damaged or foreign: lines that are not understood are skipped, texts are printed without control
- * characters, and sizes are bounded. */
+ * The files may be damaged or foreign: unknown lines are skipped, control characters are replaced, and sizes are
+ * bounded. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -273,7 +273,7 @@ static int state_of(const node *n, double now) {
   return now - n->now.written > limit ? STATE_STALE : state;
 }
 
-/* What a node has done so far: iterations of pushes, or else collectives; a server's rounds. */
+/* The steps of a node so far: iterations of pushes, or else collectives; a server's rounds. */
 static double steps_of(const sample *s) {
   if (s->iterations > 0.0) return s->iterations;
   return s->collectives + s->partial > 0.0 ? s->collectives + s->partial : s->rounds;
