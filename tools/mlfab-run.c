@@ -1386,9 +1386,9 @@ static void list_settings(const char *option, const char *unused) {
     *value++ = *meaning++ = 0;
     printf("%-19s %-9s %s; %s\n", name, value, meaning, text);
   }
-  printf(
-      "\nSet one by --set NAME=VALUE, or by the variable MLFAB_NAME in capitals. - stands for no "
-      "value.\n");
+  puts(
+      "\nSet timeout_ms by --set timeout_ms=2s, or by the variable MLFAB_TIMEOUT_MS, and all "
+      "others alike. - stands for no value.");
   exit(0);
 }
 

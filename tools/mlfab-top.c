@@ -320,19 +320,32 @@ static void say_name(const node *n, char text[32]) {
 
 static const node *slowest; /* of the workers, or NULL: they are about as fast */
 
-/* The worker with the fewest steps a second, if the fastest makes at least a tenth more. */
+/* The worker that most nodes wait for. If none has waited for 0.5 s: the worker with the fewest steps a second, if the
+ * fastest makes at least a tenth more. */
 static void find_slowest(size_t n, double now) {
+  static uint32_t waiting[NODES_MAX]; /* by rank: how many wait for it */
   double most = 0.0, least = 1e300;
+  uint32_t longest = 0;
   slowest = NULL;
+  memset(waiting, 0, sizeof waiting);
+  for (size_t i = 0; i < n; i++) {
+    const sample *s = &nodes[i].now;
+    unsigned long peer = strtoul(s->waits_peer, NULL, 10);
+    if (s->waits >= 0.5 && !strcmp(s->waits_for, "worker") && peer < NODES_MAX) waiting[peer]++;
+  }
   for (size_t i = 0; i < n; i++) {
     const node *w = &nodes[i];
-    if (!w->rank[0] || state_of(w, now) != STATE_READY) continue;
+    unsigned long rank = strtoul(w->rank, NULL, 10);
+    if (!w->rank[0] || rank >= NODES_MAX || state_of(w, now) != STATE_READY) continue;
     double steps = rate(w, steps_of(&w->now), steps_of(&w->before));
     if (steps > most) most = steps;
-    if (steps < least) slowest = w;
-    if (steps < least) least = steps;
+    if (waiting[rank] < longest || (waiting[rank] == longest && (longest || steps >= least)))
+      continue;
+    longest = waiting[rank];
+    least = steps;
+    slowest = w;
   }
-  if (!(most >= 1.1 * least && most > 0.0)) slowest = NULL;
+  if (!longest && !(most >= 1.1 * least && most > 0.0)) slowest = NULL;
 }
 
 static void say_state(const node *n, double now, char text[24]) {
@@ -390,8 +403,8 @@ static const char columns_text[] =
     "STEP: a worker's iterations of pushes, or else its collectives; a server's rounds\n"
     "DELAY: mean delay of the updates since the last refresh\n"
     "WAITS: the oldest open call, for how long, and for whom\n"
-    "STATE: dead: the process is gone; stale: its file is old; slowest: the worker with the fewest "
-    "steps a second";
+    "STATE: dead: the process is gone; stale: its file is old; slowest: the worker that the others "
+    "wait for, or else with the fewest steps a second";
 
 static int explains; /* ? was typed */
 

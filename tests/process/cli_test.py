@@ -274,6 +274,16 @@ def test_top_marks_the_slowest():
             result = run(TOOLS["top"], "--count", 1, metrics_files(folder, steps))
             marked = re.findall(r"^worker (\d) +slowest ", result.out, re.M)
             expect(result.code == 0 and marked == ([] if slow is None else [str(slow)]), steps, result)
+    with tempfile.TemporaryDirectory() as folder:  # those who wait make no steps either
+        pattern = metrics_files(folder, (100, 99, 50))
+        for rank in (0, 2):
+            path = os.path.join(folder, "m.worker-%d.prom" % rank)
+            with open(path, encoding="ascii") as file:
+                text = file.read()
+            with open(path, "w", encoding="ascii") as file:
+                file.write(text.replace("# EOF", 'mlfab_waits_seconds{call="pull",for="worker",peer="1"} 2.5\n# EOF'))
+        result = run(TOOLS["top"], "--count", 1, pattern)
+        expect(re.findall(r"^worker (\d) +slowest ", result.out, re.M) == ["1"], "whom they wait for", result)
 
 
 def test_top_in_a_narrow_terminal():
@@ -298,7 +308,7 @@ def test_top_in_a_narrow_terminal():
                 expect(("\033[33m" in screen("-e")) == (variable == "COLOUR=1"), "colours", screen("-e"))
                 expect(not re.search(r"\033\[[0-9;]*[37]", screen("-e")) or variable == "COLOUR=1", "none", screen("-e"))
                 tmux("send-keys", "?")
-                wait_until(lambda: "slowest: the worker with" in " ".join(screen().split()) and "any key: back" in screen(), screen)
+                wait_until(lambda: "slowest: the worker that the others wait for" in " ".join(screen().split()) and "any key: back" in screen(), screen)
                 tmux("send-keys", "x")
                 wait_until(lambda: "worker 2" in screen(), screen)
                 tmux("send-keys", "q")
