@@ -709,17 +709,15 @@ MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room) {
   return 0;
 }
 
-#define CONFIG_STRUCTS(X)                                                                   \
-  X(error)                                                                                  \
-  X(buf)                                                                                    \
-  X(files)                                                                                  \
-  X(env)                                                                                    \
-  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(checkpoint_options)        \
-      X(checkpoint_info) X(push_options) X(pull_options) X(result) X(filter_info) X(filter) \
-          X(collective) X(vec) X(partial_options) X(partial_info) X(edge) X(graph_info)     \
-              X(stochastic_options) X(stochastic_info) X(stats) X(update_info) X(pull_info) \
-                  X(event_info) X(measure) X(io_event) X(transport_options) X(transport) X(layer)
-#define CONFIG_S(of) {#of, sizeof(mlfab_##of)},
+#define CONFIG_STRUCTS(X)                                                                    \
+  X(error), X(buf), X(files), X(env), X(schedule), X(config), X(sync), X(sync_state),        \
+      X(model_options), X(checkpoint_options), X(checkpoint_info), X(push_options),          \
+      X(pull_options), X(result), X(filter_info), X(filter), X(collective), X(vec),          \
+      X(partial_options), X(partial_info), X(edge), X(graph_info), X(stochastic_options),    \
+      X(stochastic_info), X(stats), X(update_info), X(pull_info), X(event_info), X(measure), \
+      X(io_event), X(transport_options), X(transport), X(layer)
+#define CONFIG_S(of) \
+  { #of, sizeof(mlfab_##of) }
 
 static const struct {
   const char *name;
