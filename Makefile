@@ -84,8 +84,8 @@ MAKEFLAGS += --no-builtin-rules
 all: libraries tools examples extras
 ##: build/libmlfab.a and build/libmlfab.so
 libraries: $(BUILD)/libmlfab.a $(SHARED)
-##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top
-tools: $(TOOLS)
+##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and build/libmlfab.so
+tools: $(TOOLS) $(SHARED)
 ##: the programs of examples/, in build/examples/
 examples: $(EXAMPLES)
 ##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
@@ -407,7 +407,7 @@ paper: $(filter deps deps-check,$(MAKECMDGOALS))
 DEPS       := libcmocka-dev libssl-dev libcurl4-openssl-dev pkg-config
 DEPS_CHECK := libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \
               openmpi-bin libmpich-dev mpich gfortran libopenblas-dev openssl nginx libnginx-mod-http-dav-ext prometheus \
-              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev
+              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev tmux
 ##: installs the packages that make test needs (apt, as root)
 deps:
 	@tests/packages.sh $(DEPS)
@@ -422,6 +422,9 @@ D_INCLUDE = $(DESTDIR)$(PREFIX)/include
 D_BIN   = $(DESTDIR)$(PREFIX)/bin
 D_SHARE = $(DESTDIR)$(PREFIX)/share/mlfab
 D_CMAKE = $(D_LIB)/cmake/mlfab
+D_MAN   = $(DESTDIR)$(PREFIX)/share/man/man1
+D_BASH  = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+COMMANDS = $(notdir $(TOOLS)) mlfab-fetch
 OWN_HEADERS = $(addprefix mlfab,.h _transport.h _partial.h _device.h _node.h _sim.h)
 HEADERS = $(OWN_HEADERS) $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
@@ -432,7 +435,7 @@ NEEDS_store = libcurl libcrypto
 # One for each MPI library, and the first also by its plain name.
 D_MPI   = $(D_LIB)/mlfab
 MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
-##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
+##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, man pages, completion, under DESTDIR/PREFIX (/usr/local)
 install: libraries tools extras $(MPI_LIBS)
 	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_SHARE) $(D_LIB)/pkgconfig $(D_CMAKE)
 	$(INSTALL) -m 644 $(HEADERS) $(D_INCLUDE)
@@ -443,7 +446,12 @@ install: libraries tools extras $(MPI_LIBS)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
 	$(foreach mpi,$(MPIS),$(INSTALL) -d $(D_MPI)/$(mpi) && $(INSTALL) -m 755 $(BUILD)/mpi/$(mpi)/libmlfab_mpi.so $(D_MPI)/$(mpi) &&) :
 	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
-	$(INSTALL) -m 755 $(TOOLS) tools/mlfab-fetch $(D_BIN)
+	$(INSTALL) -m 755 $(TOOLS) $(D_BIN)
+	$(SUBST) tools/mlfab-fetch > $(D_BIN)/mlfab-fetch && chmod 755 $(D_BIN)/mlfab-fetch
+	$(INSTALL) -d $(D_MAN) $(D_BASH)
+	for tool in $(TOOLS) tools/mlfab-fetch; do $(PYTHON) tools/man.py $$tool $(VERSION) >$(D_MAN)/$$(basename $$tool).1 || exit 1; done
+	$(INSTALL) -m 644 tools/mlfab.bash $(D_BASH)/mlfab-run
+	for tool in $(filter-out mlfab-run,$(COMMANDS)); do ln -sf mlfab-run $(D_BASH)/$$tool; done
 	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
 	$(foreach extra,$(patsubst $(BUILD)/libmlfab_%.a,%,$(EXTRAS)),$(SUBST) -e 's|@EXTRA@|$(extra)|' -e 's|@NEEDS@|$(NEEDS_$(extra))|' \
 	  packaging/extra.pc.in > $(D_LIB)/pkgconfig/mlfab_$(extra).pc &&) :
@@ -452,7 +460,8 @@ install: libraries tools extras $(MPI_LIBS)
 ##: removes what install put there
 uninstall:
 	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
+	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(COMMANDS)) \
+	  $(COMMANDS:%=$(D_MAN)/%.1) $(COMMANDS:%=$(D_BASH)/%)
 	rm -rf $(D_CMAKE) $(D_MPI)
 	rm -f $(patsubst $(BUILD)/lib%.a,$(D_LIB)/pkgconfig/%.pc,$(EXTRAS))
 ##: removes build/

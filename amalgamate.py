@@ -23,7 +23,7 @@ import textwrap
 
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
+    {"base": "base error text typed env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec peer_wire kept_wire crc"},
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "options sync layout balance optimizer memory store hold image windows"},

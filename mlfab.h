@@ -199,6 +199,10 @@ MLFAB_API size_t mlfab_struct_size(const char *name);
  * behind the last. */
 MLFAB_API const char *mlfab_setting_name(uint32_t index);
 
+/* Writes three texts about this setting, with a tab between two: the values that it takes, its default ("-": none) and
+ * its meaning. Errors: ARGUMENT (text is NULL, or there is no such setting). */
+MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room);
+
 /* ------------------------------------------------------------------------------------------------
  * 3. Errors
  *
@@ -590,7 +594,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * none), "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
  * "checkpoint_keep", "resume", "history", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend"
  * (0, 1), "replicas" (0, 1), "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join"
- * before "role" server. Errors: CONFIG, with the name and the value; nothing has changed then. */
+ * before "role" server. A time takes a unit (ns, us, ms, s, min, h): "timeout_ms" is 2000 or "2s". `mlfab-run
+ * --settings` explains each. Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
 

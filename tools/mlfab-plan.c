@@ -2,21 +2,17 @@
  *
  *    mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]
  *
- * It reads the input records of tests/vectors/FORMAT-mlfabric.md (up to `expect` or `end`) of the kinds
- * batch, netup, dist, allreduce, ssp, divergence and momentum, and prints the records that the format expects of
- * them. It is linked with the library's own planner.
+ * It reads the input records of tests/vectors/FORMAT-mlfabric.md, up to `expect` or `end`. It prints the records that
+ * the format expects of them. The kinds are batch, netup, dist, allreduce, ssp, divergence and momentum. It is linked with the library's own planner.
  *
  * A file is untrusted: every error in it is reported with its line, and the exit status is 2. Counts are
  * limited before memory is allocated, and lists end where their lines do. */
+#include "options.h"
 #include "replicate.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum {
-  EXIT_INPUT = 2,
   LINE_MOST = 65536,
   TOKENS_MOST = 8192,
   COUNT_MOST = 100000, /* nodes, links, paths, updates: each at most this many */
@@ -25,37 +21,6 @@ enum {
   LANES_MOST = 60,
   COLUMNS = 72
 };
-
-static const char HELP[] =
-    "usage: mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]\n"
-    "\n"
-    "Reads a batch of updates and a network from FILE (-: standard input), and prints the plan:\n"
-    "which updates are applied in which order, which go to an aggregator first, and which are\n"
-    "dropped. The format is that of tests/vectors/FORMAT-mlfabric.md; reading ends at `expect` or\n"
-    "`end`. tau_max and div_max may be `inf`: no bound. A rate may be 0: a cut link.\n"
-    "With a line `replica`, what the replica gets in this batch is planned too, and whether the\n"
-    "last transfer to the server waits for it (`replicate` 1) or may not end at all (2).\n"
-    "The kinds divergence and momentum are computed, not planned: the bound of the distance of a\n"
-    "replica from its server, and what updates and sums of updates do to a model with momentum.\n"
-    "\n"
-    "  --human         tells of every update where it goes and why, and draws the schedule\n"
-    "  --svg [OUT]     writes a chart with one lane a link, to OUT or to standard output\n"
-    "  --cut           aggregators and distributors pass on what comes while it still comes, as\n"
-    "                  the library's do unless its schedule says `whole`; the scheduler plans a\n"
-    "                  batch and a dist like this. Without it they store and forward, as the\n"
-    "                  paper has it. A member may then be late for the sum of its group, as long\n"
-    "                  as it is there before the sum without it is at the server; of plans with\n"
-    "                  and without late members the earlier is taken, and `T` is of its form\n"
-    "  --best          also tries two variants of Alg. 3 in a batch (the first group may start\n"
-    "                  late; the rest goes directly when the aggregators run out), as the\n"
-    "                  scheduler does when its schedule says `best`\n"
-    "  --backlog TIME  when everything that was planned before is at the server (0)\n"
-    "\n"
-    "A computed time, which the format gives as a fraction and the nearest double, is printed as\n"
-    "the double twice. An update of version v may be applied at the positions up to\n"
-    "v + tau_max - v_init, so that its delay is below tau_max; a version from the future (above\n"
-    "v_init) only makes that larger, and its delay may be negative.\n"
-    "Exit status: 0, or 2 when the file or an argument is wrong.\n";
 
 /* ---- input ---- */
 
@@ -142,7 +107,7 @@ static void fail(const input *in, const char *format, ...) {
   fprintf(stderr, "mlfab-plan: ");
   if (in->name) fprintf(stderr, "%s:%u: ", in->name, in->line);
   fprintf(stderr, "%s\n", text);
-  exit(EXIT_INPUT);
+  exit(EXIT_USAGE);
 }
 
 static void *memory_for(const input *in, size_t count, size_t size) {
@@ -200,11 +165,20 @@ static double number(const input *in, uint32_t at, const char *what) {
   return x;
 }
 
-/* A size, a rate or a time: finite and not negative. */
-static double amount(const input *in, uint32_t at, const char *what) {
-  double x = number(in, at, what);
+static int has_units; /* the file has them, so times are in seconds */
+
+/* A size, a rate or a time: finite and not negative, perhaps with a unit. Times with a unit are in seconds. */
+static double amount(const input *in, uint32_t at, enum option_kind kind, const char *what) {
+  const char *text = token(in, at);
+  double by = kind == OPTION_TIME ? 1e9 : 1, x = options_number(text, kind, by) / by;
+  size_t digits = strspn(text, "0123456789.");
+  if (x >= 0 && text[digits] && !strchr("eE", text[digits]))
+    return has_units = 1, x; /* it has a unit */
+  if (x < 0 && digits > 0 && text[digits] && !strchr("eE", text[digits]))
+    fail(in, "%s: `%.40s` is not %s", what, text, options_units(kind));
+  x = number(in, at, what);
   if (!mlfab__finite(x)) fail(in, "%s is infinite", what);
-  if (x < 0) fail(in, "%s is negative: %s", what, token(in, at));
+  if (x < 0) fail(in, "%s is negative: %s", what, text);
   return x;
 }
 
@@ -250,8 +224,8 @@ static void read_profile(input *in, enum mlfab__capacity_kind kind, uint32_t ind
   uint32_t n = (uint32_t)whole(in, 2, 1, STEPS_MOST, "the number of steps");
   need_tokens(in, 3 + 2 * (uint64_t)n);
   for (uint32_t k = 0; k < n; k++) {
-    at[k] = amount(in, 3 + 2 * k, "a time");
-    rate[k] = amount(in, 4 + 2 * k, "a rate");
+    at[k] = amount(in, 3 + 2 * k, OPTION_TIME, "a time");
+    rate[k] = amount(in, 4 + 2 * k, OPTION_RATE, "a rate");
     if (k == 0 && at[k] != 0) fail(in, "the first step begins at %s, not at 0", token(in, 3));
     if (k > 0 && at[k] <= at[k - 1]) fail(in, "the times of the steps do not ascend");
   }
@@ -380,13 +354,13 @@ static void read_update(input *in, const char *keyword, mlfab__candidate *c, dou
   need_tokens(in, 7 + (uint64_t)m);
   c->id = (uint64_t)whole(in, 1, 0, INT64_MAX, "id");
   c->node = node(in, 2);
-  c->available = amount(in, 3, "the time it is available");
+  c->available = amount(in, 3, OPTION_TIME, "the time it is available");
   c->version = whole(in, 4, INT64_MIN / 2, INT64_MAX / 2, "version");
-  c->norm = amount(in, 5, "norm");
+  c->norm = amount(in, 5, OPTION_PART, "norm");
   if (whole(in, 6, 1, SERVERS_MOST, "the number of sizes") != (int64_t)m) {
     fail(in, "an update of %s parts for %u servers", in->token[6], m);
   }
-  for (uint32_t j = 0; j < m; j++) bytes[j] = amount(in, 7 + j, "size");
+  for (uint32_t j = 0; j < m; j++) bytes[j] = amount(in, 7 + j, OPTION_SIZE, "size");
   c->bytes = bytes;
 }
 
@@ -432,7 +406,7 @@ static void read_ids(input *in) {
 /* The last value of the line: a computed number has a fraction before it. */
 static double last_amount(const input *in, const char *what) {
   if (in->n > 3) need_tokens(in, 3);
-  return amount(in, in->n < 3 ? 1 : 2, what);
+  return amount(in, in->n < 3 ? 1 : 2, OPTION_PART, what);
 }
 
 static double read_gamma(input *in) {
@@ -472,7 +446,7 @@ static int read_replica(input *in) {
   } else if (is(in, "h0")) {
     once(in, SEEN_HISTORY);
     need_tokens(in, 2);
-    in->replica.history = amount(in, 1, "h0");
+    in->replica.history = amount(in, 1, OPTION_PART, "h0");
   } else if (is(in, "div_max")) {
     once(in, SEEN_DIV_MAX);
     read_div_max(in);
@@ -881,7 +855,39 @@ static void draw_text(const input *in) {
   free(l.profile);
 }
 
-enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 30 };
+enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 52, SVG_KINDS = 7 };
+
+/* The kinds of transfers, one colour each: those of mlfab__transfer.purpose, then the replica's. */
+static const struct {
+  const char *colour, *name;
+} svg_kinds[SVG_KINDS] = {{"#aaaaaa", "transfer"},
+                          {"#4878d0", "update to the server"},
+                          {"#956cb4", "update to an aggregator"},
+                          {"#d65f5f", "sum of an aggregator"},
+                          {"#ee854a", "model to a distributor"},
+                          {"#6acc64", "model to a worker"},
+                          {"#8c613c", "to the replica"}};
+
+static int svg_kind(const record *r) {
+  return r->replica                            ? SVG_KINDS - 1
+         : r->transfer.purpose < SVG_KINDS - 1 ? (int)r->transfer.purpose
+                                               : 0;
+}
+
+/* The kinds that the chart has, in a row below the lanes. */
+static void svg_legend(const input *in, int y, FILE *out) {
+  int used[SVG_KINDS] = {0}, x = SVG_LEFT;
+  for (uint32_t i = 0; i < in->nrecords; i++)
+    if (in->records[i].transfer.n > 0) used[svg_kind(&in->records[i])] = 1;
+  for (int k = 0; k < SVG_KINDS; k++) {
+    if (!used[k]) continue;
+    fprintf(out,
+            "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>\n<text x=\"%d\" "
+            "y=\"%d\">%s</text>\n",
+            x, y, svg_kinds[k].colour, x + 17, y + 10, svg_kinds[k].name);
+    x += 40 + 6 * (int)strlen(svg_kinds[k].name);
+  }
+}
 
 /* Draws a transfer in its lanes; the height is its rate, relative to the largest rate of the lane. */
 static void svg_transfer(const input *in, const record *r, const lanes *l, const double *most,
@@ -899,13 +905,18 @@ static void svg_transfer(const input *in, const record *r, const lanes *l, const
       if (base + height > SVG_LANE - 4) base = SVG_LANE - 4 - height;
       if (s->to > filled[2 * lane]) filled[2 * lane] = s->to;
       filled[2 * lane + 1] = base + height;
-      fprintf(
-          out,
-          "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"hsl(%u,60%%,60%%)\" "
-          "stroke=\"white\" stroke-width=\"0.5\"><title>%s: %g to %g at %g</title></rect>\n",
-          SVG_LEFT + x, SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height,
-          (s->to - s->from) / l->end * SVG_WIDTH, height,
-          (r->transfer.purpose * 97 + r->transfer.index * 47) % 360, name, s->from, s->to, s->rate);
+      fprintf(out,
+              "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\" "
+              "stroke=\"white\" stroke-width=\"0.5\"><title>%s: %g to %g at %g</title></rect>\n",
+              SVG_LEFT + x, SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height,
+              (s->to - s->from) / l->end * SVG_WIDTH, height, svg_kinds[svg_kind(r)].colour, name,
+              s->from, s->to, s->rate);
+      const char *number = strpbrk(name, "0123456789");
+      if (number && height >= 10 &&
+          (s->to - s->from) / l->end * SVG_WIDTH > 8 + 6 * (double)strcspn(number, " "))
+        fprintf(out, "<text x=\"%.2f\" y=\"%.2f\" fill=\"white\">%.*s</text>\n", SVG_LEFT + x + 3,
+                SVG_TOP + SVG_LANE * (lane + 1.0) - 2 - base - height / 2 + 4,
+                (int)strcspn(number, " "), number);
     }
   }
 }
@@ -926,7 +937,7 @@ static void draw_svg(const input *in) {
       }
     }
   }
-  uint32_t height = SVG_TOP + SVG_LANE * (l.n + 1);
+  uint32_t height = SVG_TOP + SVG_LANE * (l.n + 2);
   fprintf(out,
           "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%u\" "
           "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" "
@@ -944,9 +955,14 @@ static void draw_svg(const input *in) {
     svg_transfer(in, &in->records[i], &l, most, filled, out);
   }
   for (int i = 0; i <= 10 && l.end > 0; i++) {
-    fprintf(out, "<text x=\"%d\" y=\"18\" text-anchor=\"middle\">%.4g</text>\n",
-            SVG_LEFT + SVG_WIDTH * i / 10, l.end * i / 10);
+    fprintf(out, "<text x=\"%d\" y=\"42\" text-anchor=\"middle\">%.4g%s</text>\n",
+            SVG_LEFT + SVG_WIDTH * i / 10, l.end * i / 10, has_units ? " s" : "");
   }
+  fprintf(out,
+          "<text x=\"8\" y=\"18\">Time from left to right, in %s. Height of a bar: its rate, "
+          "beside the largest of its lane. Number: update, aggregator or worker.</text>\n",
+          has_units ? "seconds" : "the unit of the file");
+  svg_legend(in, SVG_TOP + SVG_LANE * (int)l.n + 12, out);
   fprintf(out, "</svg>\n");
   if (fflush(out) || ferror(out)) fail(in, "cannot write the chart");
   if (out != stdout) fclose(out);
@@ -1173,7 +1189,7 @@ static void read_requests(input *in, const char *keyword, int timed) {
     need_tokens(in, timed ? 4 : 3);
     in->ids[i] = (uint64_t)whole(in, 1, 0, INT64_MAX, "id");
     in->requests[i] = node(in, 2);
-    if (timed) in->available[i] = amount(in, 3, "the time it is available");
+    if (timed) in->available[i] = amount(in, 3, OPTION_TIME, "the time it is available");
   }
   check_ids(in, in->ids, n);
   in->nrequests = n;
@@ -1186,7 +1202,8 @@ static void read_dist(input *in) {
   read_servers(in);
   need_line(in, "sizes");
   need_tokens(in, 1 + (uint64_t)in->batch.servers);
-  for (uint32_t j = 0; j < in->batch.servers; j++) in->sizes[j] = amount(in, 1 + j, "size");
+  for (uint32_t j = 0; j < in->batch.servers; j++)
+    in->sizes[j] = amount(in, 1 + j, OPTION_SIZE, "size");
   need_line(in, "distributors");
   in->distributors = read_hops(in, "distributor", &in->distributors_k);
   need_line(in, "requests");
@@ -1327,7 +1344,7 @@ static void do_allreduce(input *in) {
   in->root = node(in, 1);
   need_line(in, "size");
   need_tokens(in, 2);
-  in->sizes[0] = amount(in, 1, "size");
+  in->sizes[0] = amount(in, 1, OPTION_SIZE, "size");
   in->batch.servers = 1;
   in->aggregators = read_row(in, "aggregators", &in->batch.k);
   in->distributors = read_row(in, "distributors", &in->distributors_k);
@@ -1380,8 +1397,9 @@ static void do_netup(input *in) {
     uint32_t before = in->nrecords;
     double end;
     must(in,
-         mlfab__network_reserve(&in->net, node(in, 2), node(in, 3), amount(in, 4, "size"),
-                                amount(in, 5, "the time it is available"), &end),
+         mlfab__network_reserve(&in->net, node(in, 2), node(in, 3),
+                                amount(in, 4, OPTION_SIZE, "size"),
+                                amount(in, 5, OPTION_TIME, "the time it is available"), &end),
          "transfer");
     if (in->svg && !in->human) continue;
     if (in->human) {
@@ -1662,48 +1680,87 @@ static void read_header(input *in) {
   if (in->kind[0] == 0) fail(in, "there is no line `kind`");
 }
 
-static void read_arguments(input *in, int argc, char **argv) {
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-      fputs(HELP, stdout);
-      exit(0);
-    } else if (strcmp(argv[i], "--human") == 0) {
-      in->human = 1;
-    } else if (strcmp(argv[i], "--best") == 0) {
-      in->best = 1;
-    } else if (strcmp(argv[i], "--cut") == 0) {
-      in->cut = 1;
-    } else if (strcmp(argv[i], "--svg") == 0) {
-      in->svg = 1;
-      if (in->name && i + 1 < argc && argv[i + 1][0] != '-') in->svg_path = argv[++i];
-    } else if (strcmp(argv[i], "--backlog") == 0 && i + 1 < argc) {
-      char *end;
-      in->batch.backlog = strtod(argv[++i], &end);
-      if (*end || !mlfab__finite(in->batch.backlog) || !(in->batch.backlog >= 0)) {
-        fprintf(stderr, "mlfab-plan: --backlog %s is not a time\n", argv[i]);
-        exit(EXIT_INPUT);
-      }
-    } else if (in->name == NULL && (argv[i][0] != '-' || argv[i][1] == 0)) {
-      in->name = argv[i];
-    } else {
-      fprintf(stderr, "mlfab-plan: unexpected argument %s\n%s", argv[i], HELP);
-      exit(EXIT_INPUT);
-    }
-  }
-  if (in->name == NULL) {
-    fputs(HELP, stderr);
-    exit(EXIT_INPUT);
-  }
+static input in;
+
+static void take_svg(const char *name, const char *value) {
+  struct stat is;
+  in.svg = 1;
+  in.svg_path = *value ? value : NULL;
+  if (in.svg_path && !stat(value, &is) && S_ISDIR(is.st_mode))
+    options_refuse("%s='%s': it is a directory", name, value);
+}
+
+/* A time of the file: in seconds if the option has a unit. */
+static void take_backlog(const char *name, const char *value) {
+  in.batch.backlog = options_number(value, OPTION_TIME, 1e9) * 1e-9;
+  if (in.batch.backlog < 0)
+    options_refuse("%s='%s': not %s", name, value, options_units(OPTION_TIME));
+}
+
+static void read_arguments(int argc, char **argv) {
+  static const option_row rows[] = {
+      {"--human", NULL, OPTION_FLAG, &in.human, 0, 0, 0, NULL,
+       "tells of every update where it goes and why, and draws the schedule"},
+      {"--svg", "OUT", OPTION_MAYBE, NULL, 0, 0, 0, take_svg,
+       "writes a chart with one lane a link, to OUT or to standard output"},
+      {"--cut", NULL, OPTION_FLAG, &in.cut, 0, 0, 0, NULL,
+       "aggregators and distributors pass on bytes while more still come, as the library's do "
+       "unless its schedule says `whole`. "
+       "The scheduler plans a batch and a dist like this. Without it they store and forward, as in "
+       "the paper. A member may then be late "
+       "for the sum of its group, if it is there before the sum without it is at the server. Of "
+       "plans with and without late "
+       "members the earlier is taken, and `T` is of its form"},
+      {"--best", NULL, OPTION_FLAG, &in.best, 0, 0, 0, NULL,
+       "also tries two variants of Alg. 3 in a batch, as the scheduler does when its schedule says "
+       "`best`: the first group may start late, or "
+       "the rest goes directly when the aggregators run out"},
+      {"--backlog", "TIME", OPTION_CALL, NULL, 0, 0, 0, take_backlog,
+       "when everything that was planned before is at the server (0)"},
+      {NULL, NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, NULL}};
+  static const options_tool tool = {
+      "mlfab-plan",
+      "usage: mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]",
+      "Prints the plan for a batch of updates and a network in FILE (-: standard input): in which "
+      "order updates are applied, which go to an "
+      "aggregator first, and which are dropped.",
+      "Input: the format is that of tests/vectors/FORMAT-mlfabric.md; reading ends at `expect` or "
+      "`end`. tau_max and div_max may be `inf`: no "
+      "bound. A rate may be 0: a cut link. With a line `replica`, the transfers to the replica in "
+      "this batch are planned too, and "
+      "whether the last transfer to the server waits for it (`replicate` 1) or may not end at all "
+      "(2). The kinds divergence "
+      "and momentum are computed, not planned: the bound of the distance of a replica from its "
+      "server, and the effect of updates "
+      "and sums of updates on a model with momentum.\n\n"
+      "Units: a number in the file has the unit of its writer. With a unit, times (ns, us, ms, s, "
+      "min, h) count seconds, sizes (B, kB, MB, GB, TB, KiB, "
+      "MiB, GiB, TiB) bytes, and rates (these with /s, or kbit, Mbit, Gbit, Tbit) bytes a "
+      "second.\n\n"
+      "Output: a computed time, which the format gives as a fraction and the nearest double, is "
+      "printed as the double twice. An "
+      "update of version v may be applied at the positions up to v + tau_max - v_init, so that its "
+      "delay is below tau_max. A version "
+      "from the future (above v_init) only makes that larger, and its delay may be negative.\n\n"
+      "Exit status: 0, or 2 when the file or an argument is wrong.",
+      rows,
+      0,
+      NULL};
+  int first = options_read(&tool, argc, argv);
+  if (first == argc)
+    options_refuse("the FILE to plan is missing; mlfab-plan --help tells about it");
+  if (first + 1 < argc) options_refuse("'%s': there is one FILE, %s", argv[first + 1], argv[first]);
+  in.name = argv[first];
 }
 
 /* Copies the input to a file: reading goes back at times, which a pipe cannot. */
-static FILE *whole_input(const input *in) {
+static FILE *whole_input(void) {
   FILE *copy = tmpfile();
   char buffer[65536];
   size_t n;
-  if (copy == NULL) fail(in, "cannot copy standard input: %s", strerror(errno));
+  if (copy == NULL) fail(&in, "cannot copy standard input: %s", strerror(errno));
   while ((n = fread(buffer, 1, sizeof buffer, stdin)) > 0) {
-    if (fwrite(buffer, 1, n, copy) != n) fail(in, "cannot copy standard input");
+    if (fwrite(buffer, 1, n, copy) != n) fail(&in, "cannot copy standard input");
   }
   rewind(copy);
   return copy;
@@ -1716,11 +1773,10 @@ int main(int argc, char **argv) {
   } kinds[] = {{"batch", do_batch},         {"netup", do_netup}, {"dist", do_dist},
                {"allreduce", do_allreduce}, {"ssp", do_ssp},     {"divergence", do_divergence},
                {"momentum", do_momentum}};
-  static input in;
-  read_arguments(&in, argc, argv);
+  read_arguments(argc, argv);
   mlfab__env_init(&in.env, NULL);
   mlfab__planner_init(&in.planner, &in.env);
-  in.file = strcmp(in.name, "-") == 0 ? whole_input(&in) : fopen(in.name, "rb");
+  in.file = strcmp(in.name, "-") == 0 ? whole_input() : options_open(in.name, "rb");
   if (in.file == NULL) fail(&in, "%s", strerror(errno));
   read_header(&in);
   size_t i = 0;

@@ -7,12 +7,11 @@
  * The second form starts workers that join a fabric which runs already, and no servers. Both then have the fabric's
  * address, job and key in their environment.
  *
- * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with it a
- * key of this run, without which a peer is refused at its first frame (MLFAB_KEY; where MLFAB_KEY_FILE is set, that
- * file has the key). mlfab-run forwards output line by
- * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
- * signal; --on-failure says what happens to the others then. A worker that ends with status 0 before mlfab_close is
- * reported too. It has failed, but neither is it started again nor are the others ended.
+ * Every rank gets its place through MLFAB_* variables, which mlfab_config_from_env reads. It also gets a key of this
+ * run (MLFAB_KEY; if MLFAB_KEY_FILE is set, that file has the key). A peer without the key is refused at its first
+ * frame. mlfab-run forwards output line by line, prefixed with the rank, and forwards signals. It reports a rank that
+ * fails with its exit status or signal; then --on-failure decides about the others. A worker that ends with status 0
+ * before mlfab_close is reported too. It has failed, but it is not started again, and the others go on.
  *
  * The helpers (servers, replicas, the scheduler) outlive the workers. A job manager sends SIGTERM to every process of a
  * job, and a worker may then want to save its model. So built-in helpers ignore the signals by which a job is ended. They
@@ -23,12 +22,12 @@
  *    TERM -> END_SERVERS    no worker runs: helpers are ended
  *    TERM, END_SERVERS -> KILL   GRACE_NS are over: SIGKILL to all; likewise after a second SIGINT or SIGTERM
  *
- * With --on-failure=restart a process that fails is started again, and uses the model of the others. If no copy of a shard
- * is left, there is none. Then all are ended, as above, and all are started again (begins_again). The model begins as the
+ * With --on-failure=restart a process that fails is started again, and uses the model of the others. If a shard has
+ * lost all copies, all are ended, as above, and all are started again (begins_again). The model begins as the
  * newest checkpoint of this run. Without one the run ends. A model begins only once with the first weights.
  *
  * A helper may lack its purpose (`lacks`). waitpid and the news of built-in helpers (news_pipe) tell it. At the beginning
- * only replicas lack it. A copy that ends lacks the model until the other one says that it is in sync. The scheduler lacks
+ * only replicas lack it. A copy that ends lacks the model until the other copy reports that it is in sync. The scheduler lacks
  * its votes until it has joined. The model is lost when all copies of a shard lack it. It also counts as lost if a worker
  * fails, or a process that was started again, while two of the three voters of a shard lack something. Then nobody may
  * serve.
@@ -46,12 +45,11 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include "mlfab.h"
+#include "options.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -88,7 +86,7 @@
 #define OPENED_BYTES 8             /* of a message of a worker's library */
 #define SERVER_ARGUMENT "--mlfab-run-server"
 
-enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
+enum exit_status { EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
 enum on_failure { ON_FAILURE_END, ON_FAILURE_CONTINUE, ON_FAILURE_RESTART };
 enum phase {
   PHASE_RUN,         /* workers are running */
@@ -98,7 +96,7 @@ enum phase {
   PHASE_KILL         /* SIGKILL was sent to all */
 };
 
-/* One output of one rank: bytes without a newline that were not shown yet. */
+/* One output of one rank: the bytes of an unfinished line, which are still to be shown. */
 typedef struct stream {
   int fd; /* -1: closed */
   int to; /* STDOUT_FILENO or STDERR_FILENO */
@@ -127,19 +125,19 @@ static struct {
   int servers_max;  /* 0: servers */
   const char *join; /* the address of server 0 of the fabric to join, or NULL */
   int dedicated;    /* 0 with -s 0: worker 0 serves too */
-  enum on_failure on_failure;
+  int on_failure;   /* enum on_failure */
   int prefix, verbose;
   int scheduler;            /* a process of its own */
   const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: from the environment */
-  const char *delay_bound;  /* likewise */
+  uint64_t delay_bound;     /* likewise; 0: from the environment */
   const char *resume;       /* MLFAB_RESUME, likewise */
   char newest[256];         /* instead of it: where the newest checkpoint of this run is, or "" */
   uint32_t history;         /* its history; 0: unknown */
   const char *settings[32]; /* name=value, for the environment */
   int nsettings;
-  double timeout_s;
+  uint64_t timeout_ns;   /* 0: none */
   const char *transport; /* NULL: from the environment, or the library's default */
-  char *server_program;
+  const char *server_program;
   char **command;
   char coordinator[256]; /* with replicas two addresses, with a comma between */
   char job[64];
@@ -463,19 +461,24 @@ static void show_unfinished(const rank *r, stream *s, uint64_t now) {
 
 /* ---- starting ---- */
 
-static void set_number(const char *name, int value) {
-  char text[16];
-  snprintf(text, sizeof text, "%d", value);
+static void set_number(const char *name, int64_t value) {
+  char text[24];
+  snprintf(text, sizeof text, "%" PRId64, value);
   setenv(name, text, 1);
+}
+
+/* The variable of a setting, NAME or NAME=VALUE. */
+static const char *variable_of(const char *setting) {
+  static char name[80];
+  int n = snprintf(name, sizeof name, "MLFAB_%.64s", setting);
+  for (int i = 6; i < n && name[i] != '='; i++) name[i] = (char)toupper((unsigned char)name[i]);
+  name[strcspn(name, "=")] = 0;
+  return name;
 }
 
 /* Sets "name=value" as MLFAB_NAME. */
 static void set_setting(const char *setting) {
-  char name[64] = "MLFAB_";
-  size_t n = strcspn(setting, "=");
-  for (size_t i = 0; i < n && i + 7 < sizeof name; i++)
-    name[6 + i] = (char)toupper((unsigned char)setting[i]);
-  setenv(name, setting + n + 1, 1);
+  setenv(variable_of(setting), strchr(setting, '=') + 1, 1);
 }
 
 /* The place of a process that joins: server 0 tells all but its own address. */
@@ -554,7 +557,7 @@ static void set_environment(const rank *r) {
     setenv("MLFAB_KEY", options.key, 1);
   }
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
-  if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
+  if (options.delay_bound) set_number("MLFAB_DELAY_BOUND", (int64_t)options.delay_bound);
   if (options.resume) setenv("MLFAB_RESUME", options.resume, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   if (options.newest[0]) {
@@ -587,7 +590,7 @@ static void become(const rank *r, pid_t parent) {
     return;
   }
   if (is_foreign(r)) {
-    char *server[] = {options.server_program, NULL};
+    char *server[] = {(char *)(uintptr_t)options.server_program, NULL};
     execvp(server[0], server);
     return;
   }
@@ -644,7 +647,7 @@ static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
   return 0;
 }
 
-/* Forwards what the rank's previous process left in its pipes. */
+/* Forwards the last bytes of the rank's previous process, which are in its pipes. */
 static void finish_stream(const rank *r, stream *s) {
   while (forward(r, s)) continue;
   if (s->fd >= 0) close_stream(r, s);
@@ -774,7 +777,7 @@ static rank *other_copy(const rank *r) {
   return &ranks[r - ranks + (r->is_replica ? -options.servers : options.servers)];
 }
 
-/* A helper tells something. News of a process that has ended count only if they are of a checkpoint. */
+/* A helper tells something. News of a process that has ended count only if they report a checkpoint. */
 static void take_news(const helper_news *told) {
   if (told->kind == NEWS_CHECKPOINT) {
     snprintf(options.newest, sizeof options.newest, "%s", told->dir);
@@ -892,7 +895,7 @@ static int begin_again(const char *who, int code) {
 /* May workers of other runs use the servers of this one? */
 static int serves_others(void) { return options.workers_max > options.workers; }
 
-/* Have all workers ended well, so that nobody needs a server any more? Those count that are not reaped yet. */
+/* Have all workers ended well, so that nobody needs a server any more? Workers that are not reaped yet count too. */
 static int all_is_done(void) {
   if (options.workers == 0 || exit_status != 0 || serves_others()) return 0;
   for (int i = 0; i < rank_count; i++) {
@@ -909,7 +912,7 @@ static int all_is_done(void) {
 /* A rank has ended; `status` is that of waitpid. */
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  /* Without this rank no server holds the model. A scheduler can always be restarted. */
+  /* This rank alone serves the model. A scheduler can always be restarted. */
   int serves = !options.join && !r->is_scheduler && !options.replicas &&
                (r->is_server || (!options.dedicated && r->number == 0));
   /* The other copy of a server goes on, and this one begins as its copy. */
@@ -1141,7 +1144,7 @@ static int go_on(void) {
 static int advance(uint64_t now) {
   if (!is_running(0) && !is_running(1)) return go_on();
   if (phase == PHASE_RUN && now >= run_until) {
-    say("not finished after %g s: ending it", options.timeout_s);
+    say("not finished after %g s: ending it", (double)options.timeout_ns * 1e-9);
     if (exit_status == 0) exit_status = EXIT_TIMEOUT;
     end_all();
   }
@@ -1206,7 +1209,7 @@ static int open_outputs(void) {
 static int run(void) {
   struct pollfd *fds = calloc((size_t)rank_count * 2 + 3, sizeof *fds);
   if (!fds) return 1;
-  if (options.timeout_s > 0) run_until = now_ns() + (uint64_t)(options.timeout_s * 1e9);
+  if (options.timeout_ns > 0) run_until = now_ns() + options.timeout_ns;
   start_all();
   for (;;) {
     read_news();
@@ -1235,338 +1238,263 @@ static int run(void) {
 static const char usage_text[] =
     "usage: mlfab-run -n WORKERS [options] PROGRAM [arguments...]\n"
     "       mlfab-run --join ADDRESS [-n WORKERS] [options] PROGRAM [arguments...]\n"
-    "       mlfab-run --join ADDRESS --servers N [options]\n"
-    "Starts a fabric on this host: WORKERS processes of PROGRAM, and parameter servers.\n"
-    "With --join: WORKERS processes (1) that join the fabric whose server 0 is at ADDRESS, or "
-    "servers\n"
-    "that do, and leave it with its workers, or when SIGTERM tells them to.\n"
-    "\n"
-    "  -n N                   worker processes\n"
-    "  --max-workers N        more workers may join, up to N at a time. The fabric is at\n"
-    "                         MLFAB_COORDINATOR, with MLFAB_JOB and MLFAB_KEY of this environment; "
-    "what\n"
-    "                         is not set is made for the run, and processes that its workers "
-    "start\n"
-    "                         have it\n"
-    "  --join ADDRESS         joins the fabric at ADDRESS, with MLFAB_JOB and MLFAB_KEY (or\n"
-    "                         MLFAB_KEY_FILE)\n"
-    "  -s, --servers N        server processes (1); 0: worker 0 serves too\n"
-    "  --max-servers N        more servers may join, up to N at a time; otherwise as "
-    "--max-workers\n"
-    "  --server PROGRAM       runs this as the server, instead of the built-in one\n"
-    "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
-    "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
-    "  --delay-bound N        updates that would come N or more versions late are dropped\n"
-    "  --replicas             each server has a replica, which goes on when the server is lost; "
-    "with\n"
-    "                         --scheduler=own. --set div_max=D: how far it may be behind; --set\n"
-    "                         ack=durable: a push is done when the replica has it\n"
-    "  --resume DIR           goes on from the newest whole checkpoint in DIR (--set "
-    "checkpoint_dir=DIR\n"
-    "                         and checkpoint_commits=N write them)\n"
-    "  --tcp, --shm           what carries the bytes (chosen by the library)\n"
-    "  --set NAME=VALUE       a setting for programs that leave it to the environment, as "
-    "optimizer=adam,\n"
-    "                         consistency=ssp, staleness=3, filter_threshold=0.01, timeout_ms=500\n"
-    "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
-    "  --on-failure=continue  the others go on without it\n"
-    "  --on-failure=restart   it is started again with its rank, at most 10 times. If no copy of "
-    "the "
-    "model\n"
-    "                         is left, all are, and go on from the newest checkpoint of this run; "
-    "without\n"
-    "                         one the run ends\n"
-    "  --insecure             no key: any user of this host may take part over TCP, which is "
-    "faster so\n"
-    "  --no-prefix            the ranks write to the output themselves, without [worker 2] in "
-    "front\n"
-    "  --timeout S            ends the run after S seconds\n"
-    "  --verbose              tells what starts and ends\n"
-    "  --version              the version, and what was compiled in\n"
-    "  --help                 all options, signals, the order of ends, exit statuses\n";
+    "       mlfab-run --join ADDRESS --servers N [options]";
 
-/* The rest of --help. */
-static const char run_text[] =
+static const char about_text[] =
+    "Starts a fabric on this host: WORKERS processes of PROGRAM, and parameter servers. With "
+    "--join it "
+    "starts workers (1) or servers that join the fabric whose server 0 is at ADDRESS. They leave "
+    "it "
+    "with its workers, or at SIGTERM.";
+
+static const char more_text[] =
+    "Times take a unit (ns, us, ms, s, min, h).\n"
     "\n"
-    "Worker 0 has the standard input, the others have none. Where the output is a terminal, the\n"
-    "workers' is one too, and lines are shown as they are printed. Text without a "
-    "newline\n"
-    "is shown after 0.1 s. When all workers end with 0 and none has joined, a line on stderr says "
-    "so.\n"
+    "Input and output: worker 0 has the standard input, the others have none. If the output is a "
+    "terminal, the workers' output is one too, and lines are shown as they are printed. Text "
+    "without a "
+    "newline is shown after 0.1 s. When all workers end with 0 and none has joined, a line on "
+    "stderr "
+    "says so.\n"
     "\n"
-    "Signals: SIGINT and SIGTERM go to the workers, which may save and end; a second one, 0.2 s "
-    "later or\n"
-    "more, kills all. SIGHUP, SIGUSR1, SIGUSR2 and SIGCONT go to the workers, and the run goes on. "
-    "SIGTSTP\n"
-    "(Ctrl-Z) stops the workers, after at most a second those that handle it, then the helpers "
-    "(servers,\n"
-    "replicas, the scheduler) and mlfab-run; SIGCONT (fg) continues all. SIGTERM may be sent to "
-    "all\n"
-    "processes of a job: the built-in helpers ignore these signals, and a worker gets it once more "
-    "from\n"
-    "mlfab-run. A program of --server has all signals as usual: to serve workers that save, it "
-    "ignores\n"
-    "SIGTERM while they run. A server that has joined (--join) leaves at SIGTERM. SIGHUP, SIGUSR1, "
-    "SIGUSR2\n"
-    "and SIGTSTP that are ignored when mlfab-run begins (nohup) stay so, for the ranks too.\n"
+    "Signals: SIGINT and SIGTERM go to the workers, which may save and end. A second one, at least "
+    "0.2 s "
+    "later, kills all. SIGHUP, SIGUSR1, SIGUSR2 and SIGCONT go to the workers, and the run goes "
+    "on. "
+    "SIGTSTP (Ctrl-Z) stops the workers, after at most a second those that handle it. Then it "
+    "stops the "
+    "helpers (servers, replicas, the scheduler) and mlfab-run. SIGCONT (fg) continues all. SIGTERM "
+    "may be "
+    "sent to all processes of a job: the built-in helpers ignore these signals, and mlfab-run "
+    "sends it to "
+    "the workers once more. A program of --server has all signals as usual: to serve workers that "
+    "save, "
+    "it ignores SIGTERM while they run. A server that has joined (--join) leaves at SIGTERM. "
+    "SIGHUP, "
+    "SIGUSR1, SIGUSR2 and SIGTSTP that are ignored when mlfab-run begins (nohup) stay so, for the "
+    "ranks "
+    "too.\n"
     "\n"
-    "Order of ends: first the workers. Helpers end by themselves when the workers have left, and "
-    "have 5 s\n"
-    "for it; then mlfab-run ends them. When a rank fails or the time is over, the workers get "
-    "SIGTERM, and\n"
-    "SIGKILL 2 s later; when none runs, the helpers are ended: by SIGKILL, a program of --server "
-    "by SIGTERM\n"
-    "and 2 s later SIGKILL. If mlfab-run is killed, Linux kills all others.\n"
+    "Order of ends: the workers end first. Helpers end by themselves when the workers have left, "
+    "and have "
+    "5 s for it; then mlfab-run ends them. When a rank fails or the time is over, the workers get "
+    "SIGTERM, "
+    "and SIGKILL 2 s later. When no worker runs, the helpers get SIGKILL; a program of --server "
+    "gets "
+    "SIGTERM, and 2 s later SIGKILL. If mlfab-run is killed, Linux kills all others.\n"
     "\n"
     "Exit status: 0 when all workers exited with 0, else that of the first rank that failed (128 + "
-    "n\n"
-    "for signal n; 1 for a worker that exited with 0 without mlfab_close), 124 after --timeout,\n"
-    "127 when PROGRAM cannot be started, 2 for wrong usage. A helper that fails after all workers\n"
-    "exited with 0 is told on stderr and does not change it, except with --max-workers, when\n"
-    "workers of other runs may need it.\n";
+    "n for "
+    "signal n; 1 for a worker that exited with 0 without mlfab_close). 124 after --timeout, 127 "
+    "when "
+    "PROGRAM cannot be started, 2 for wrong usage. A helper that fails after all workers exited "
+    "with 0 is "
+    "told on stderr and does not change the status. With --max-workers it does, because workers of "
+    "other "
+    "runs may need it.";
 
-__attribute__((__format__(__printf__, 1, 2), __noreturn__)) static void usage(const char *format,
-                                                                              ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  fprintf(stderr, "mlfab-run: ");
-  vfprintf(stderr, format, arguments);
-  fprintf(stderr, "\n\n%s", usage_text);
-  va_end(arguments);
-  exit(EXIT_USAGE);
+/* Ends with a line if `path` exists and is, or is not, a directory. */
+static void check_path(const char *name, const char *path, int wants_directory) {
+  struct stat is;
+  if (*path && !stat(path, &is) && (S_ISDIR(is.st_mode) != 0) != wants_directory)
+    options_refuse("%s='%s': it is %s directory", name, path, wants_directory ? "not a" : "a");
 }
 
-static int parse_count(const char *option, const char *text, int least) {
-  char *end = NULL;
-  errno = 0;
-  long value = strtol(text, &end, 10);
-  if (errno || end == text || *end || value < least || value > RANKS_MAX)
-    usage("%s takes a number from %d to %d, not '%s'", option, least, RANKS_MAX, text);
-  return (int)value;
+static void set_transport(const char *name, const char *value) {
+  const char *transport = strcmp(name, "--tcp") ? "shm" : "tcp";
+  (void)value;
+  if (options.transport && strcmp(options.transport, transport) != 0)
+    options_refuse("--tcp and --shm exclude each other");
+  options.transport = transport;
 }
 
-static double parse_seconds(const char *text) {
-  char *end = NULL;
-  double value = strtod(text, &end);
-  if (end == text || *end || !(value > 0) || value > 1e9)
-    usage("--timeout takes a number of seconds, not '%s'", text);
-  return value;
+static void set_scheduler(const char *name, const char *value) {
+  (void)name;
+  options.scheduled = value;
+  options.scheduler = strcmp(value, "own") == 0;
 }
 
-static enum on_failure parse_on_failure(const char *text) {
-  if (strcmp(text, "end") == 0) return ON_FAILURE_END;
-  if (strcmp(text, "continue") == 0) return ON_FAILURE_CONTINUE;
-  if (strcmp(text, "restart") == 0) return ON_FAILURE_RESTART;
-  usage("--on-failure takes end, continue or restart, not '%s'", text);
+static void set_resume(const char *name, const char *value) {
+  if (strlen(value) > 255) options_refuse("%s='%s': the directory is too long", name, value);
+  check_path(name, value, 1);
 }
 
-static void set_transport(const char *name) {
-  if (options.transport && strcmp(options.transport, name) != 0)
-    usage("--tcp and --shm exclude each other");
-  options.transport = name;
-}
+static void set_server(const char *name, const char *value) { check_path(name, value, 0); }
 
-/* No setting has this name: ends with all names. */
-static void no_setting(const char *text) {
-  char list[2048] = "";
-  const char *name;
-  for (uint32_t i = 0, at = 0, line = 80; (name = mlfab_setting_name(i)) != NULL; i++) {
-    int n = (int)strlen(name) + 1, more = line + (uint32_t)n > 76;
-    if (!strcmp(name, "rank") || !strcmp(name, "role") || !strcmp(name, "key")) continue;
-    int put = snprintf(list + at, sizeof list - at, "%s%s", more ? "\n  " : " ", name);
-    if (put < 0 || (size_t)put >= sizeof list - at) break;
-    at += (uint32_t)put;
-    line = (more ? 2 : line) + (uint32_t)n;
-  }
-  usage("--set %s. The settings are:%s", text, list);
-}
-
-/* Checks a setting here, so that an error is reported once and not by every rank. */
-static void parse_setting(char *setting) {
+/* Checks a setting here, so that an error is reported once and not by every rank. from: where it is from. */
+static void check_setting(const char *from, const char *name, const char *value) {
+  static const char *const paths[] = {"checkpoint_dir", "resume", "vote_dir", "key_file",
+                                      "metrics",        "trace",  "log"};
   mlfab_config config;
   mlfab_model_options model;
   mlfab_filter filter = {.size = sizeof filter};
   mlfab_error error;
-  char *value = strchr(setting, '=');
+  char shown[128];
   mlfab_config_init(&config);
   mlfab_model_options_init(&model);
-  if (!value || value == setting) usage("--set takes NAME=VALUE, not '%s'", setting);
-  if (!strncmp(setting, "key=", 4))
-    usage("--set key: every user of the host can read command lines; use MLFAB_KEY_FILE");
-  if (options.nsettings == (int)(sizeof options.settings / sizeof options.settings[0]))
-    usage("there are too many of --set");
-  *value = 0;
-  int code = strncmp(setting, "filter_", 7) == 0
-                 ? mlfab_filter_set(&filter, setting, value + 1, &error)
-                 : mlfab_config_set(&config, setting, value + 1, &error);
+  config.dedicated = 1; /* for a role */
+  int code = strncmp(name, "filter_", 7) == 0 ? mlfab_filter_set(&filter, name, value, &error)
+                                              : mlfab_config_set(&config, name, value, &error);
   if (code && strstr(error.text, "no such setting"))
-    code = mlfab_model_options_set(&model, setting, value + 1, &error);
-  if (code && strstr(error.text, "no such setting")) no_setting(error.text);
-  if (code) usage("--set %s", error.text);
-  *value = '=';
+    code = mlfab_model_options_set(&model, name, value, &error);
+  if (code)
+    options_refuse("%s %s%s", from, error.text,
+                   strstr(error.text, "such setting") && !strstr(error.text, "nearest")
+                       ? "; mlfab-run --settings lists all"
+                       : "");
+  for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+    const char *file = i == 6 ? strchr(value, ':') : value; /* LEVEL:FILE */
+    snprintf(shown, sizeof shown, "%s %s", from, name);
+    if (!strcmp(name, paths[i]) && file) check_path(shown, file + (i == 6), i < 3);
+  }
+}
+
+static void parse_setting(const char *option, const char *setting) {
+  const char *value = strchr(setting, '=');
+  char name[64];
+  if (!value || value == setting || value - setting > 63)
+    options_refuse("%s takes NAME=VALUE, not '%s'", option, setting);
+  if (!strncmp(setting, "key=", 4))
+    options_refuse("--set key: every user of the host can read command lines; use MLFAB_KEY_FILE");
+  if (options.nsettings == (int)(sizeof options.settings / sizeof options.settings[0]))
+    options_refuse("there are too many of --set");
+  snprintf(name, sizeof name, "%.*s", (int)(value - setting), setting);
+  check_setting(option, name, value + 1);
   options.settings[options.nsettings++] = setting;
 }
 
-/* Options of other launchers. getopt would take -np for -n with the value p. */
-static void hint(const char *word) {
-  static const struct {
-    const char *begin, *text;
-  } hints[] = {
-      {"-np", "the number of worker processes is -n N"},
-      {"--np", "the number of worker processes is -n N"},
-      {"-ppn", "the number of worker processes is -n N"},
-      {"--nproc-per-node", "the number of worker processes is -n N"},
-      {"--nproc_per_node", "the number of worker processes is -n N"},
-      {"--nnodes",
-       "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
-      {"-H", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
-      {"-host", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
-      {"--host", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
-      {"-x",
-       "the workers have the whole environment of mlfab-run: set the variable before it, as "
-       "NAME=VALUE mlfab-run ..."},
-      {"-genv",
-       "the workers have the whole environment of mlfab-run: set the variable before it, "
-       "as NAME=VALUE mlfab-run ..."}};
-  for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
-    if (!strncmp(word, hints[i].begin, strlen(hints[i].begin)))
-      usage("%s is no option of mlfab-run: %s", word, hints[i].text);
+/* Settings of the environment that mlfab-run does not replace. */
+static void check_environment(void) {
+  const char *name;
+  for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
+    const char *value = getenv(variable_of(name));
+    int own = !strcmp(name, "rank") || !strcmp(name, "role") || !strcmp(name, "workers") ||
+              !strcmp(name, "servers");
+    if (value && *value && !own) check_setting(variable_of(name), name, value);
+  }
 }
 
-static void parse(int argc, char **argv) {
-  enum {
-    SERVER = 256,
-    MAX_WORKERS,
-    MAX_SERVERS,
-    JOIN,
-    SCHEDULER,
-    DELAY_BOUND,
-    REPLICAS,
-    RESUME,
-    SET,
-    TCP,
-    SHM,
-    ON_FAILURE,
-    NO_PREFIX,
-    INSECURE,
-    TIMEOUT,
-    VERBOSE,
-    VERSION,
-    HELP
-  };
-  static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
-                                        {"max-workers", required_argument, NULL, MAX_WORKERS},
-                                        {"max-servers", required_argument, NULL, MAX_SERVERS},
-                                        {"servers", required_argument, NULL, 's'},
-                                        {"join", required_argument, NULL, JOIN},
-                                        {"scheduler", required_argument, NULL, SCHEDULER},
-                                        {"delay-bound", required_argument, NULL, DELAY_BOUND},
-                                        {"replicas", no_argument, NULL, REPLICAS},
-                                        {"resume", required_argument, NULL, RESUME},
-                                        {"set", required_argument, NULL, SET},
-                                        {"tcp", no_argument, NULL, TCP},
-                                        {"shm", no_argument, NULL, SHM},
-                                        {"insecure", no_argument, NULL, INSECURE},
-                                        {"no-prefix", no_argument, NULL, NO_PREFIX},
-                                        {"on-failure", required_argument, NULL, ON_FAILURE},
-                                        {"timeout", required_argument, NULL, TIMEOUT},
-                                        {"verbose", no_argument, NULL, VERBOSE},
-                                        {"version", no_argument, NULL, VERSION},
-                                        {"help", no_argument, NULL, HELP},
-                                        {NULL, 0, NULL, 0}};
-  options.servers = -1; /* not said */
-  options.prefix = 1;
-  opterr = 0;
-  for (;;) {
-    int at = optind;
-    if (at < argc) hint(argv[at]);
-    int c = getopt_long(argc, argv, "+:n:s:h", longs, NULL);
-    if (c < 0) break;
-    switch (c) {
-      case 'n':
-        options.workers = parse_count("-n", optarg, 1);
-        break;
-      case 's':
-        options.servers = parse_count("-s", optarg, 0);
-        break;
-      case MAX_WORKERS:
-        options.workers_max = parse_count("--max-workers", optarg, 1);
-        break;
-      case MAX_SERVERS:
-        options.servers_max = parse_count("--max-servers", optarg, 1);
-        break;
-      case JOIN:
-        if (!*optarg) usage("--join takes the address of server 0");
-        options.join = optarg;
-        break;
-      case SERVER:
-        options.server_program = optarg;
-        break;
-      case SCHEDULER:
-        if (strcmp(optarg, "beside") != 0 && strcmp(optarg, "own") != 0)
-          usage("--scheduler takes beside or own, not '%s'", optarg);
-        options.scheduled = optarg;
-        options.scheduler = strcmp(optarg, "own") == 0;
-        break;
-      case DELAY_BOUND:
-        parse_count("--delay-bound", optarg, 1);
-        options.delay_bound = optarg;
-        break;
-      case REPLICAS:
-        options.replicas = 1;
-        break;
-      case RESUME:
-        if (!*optarg || strlen(optarg) > 255) usage("--resume takes a directory, not '%s'", optarg);
-        options.resume = optarg;
-        break;
-      case SET:
-        parse_setting(optarg);
-        break;
-      case TCP:
-        set_transport("tcp");
-        break;
-      case SHM:
-        set_transport("shm");
-        break;
-      case ON_FAILURE:
-        options.on_failure = parse_on_failure(optarg);
-        break;
-      case INSECURE:
-        options.insecure = 1;
-        break;
-      case NO_PREFIX:
-        options.prefix = 0;
-        break;
-      case TIMEOUT:
-        options.timeout_s = parse_seconds(optarg);
-        break;
-      case VERBOSE:
-        options.verbose = 1;
-        break;
-      case VERSION:
-        puts(mlfab_build_info());
-        exit(0);
-      case 'h':
-      case HELP:
-        fputs(usage_text, stdout);
-        fputs(run_text, stdout);
-        exit(0);
-      case ':':
-        usage("%s needs a value", argv[at]);
-      default:
-        usage("unknown option %s", argv[at]);
-    }
+static void list_settings(const char *option, const char *unused) {
+  char text[256];
+  const char *name;
+  (void)option;
+  (void)unused;
+  printf("%-19s %-9s %s\n", "SETTING", "DEFAULT", "MEANING; VALUES");
+  for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
+    if (mlfab_setting_text(i, text, sizeof text)) continue;
+    char *value = strchr(text, '\t'), *meaning = strchr(value + 1, '\t');
+    *value++ = *meaning++ = 0;
+    printf("%-19s %-9s %s; %s\n", name, value, meaning, text);
   }
+  puts(
+      "\nSet timeout_ms by --set timeout_ms=2s, or by the variable MLFAB_TIMEOUT_MS, and all "
+      "others alike. - stands for no value.");
+  exit(0);
+}
+
+/* Options of other launchers. -np would else be -n with the value p. */
+static void hint(const char *word) {
+  static const char count[] = "the number of worker processes is -n N";
+  static const char hosts[] =
+      "mlfab-run starts processes on this host only; docs/clusters.md is about several";
+  static const char variables[] =
+      "the workers have the whole environment of mlfab-run: set the variable before it, as "
+      "NAME=VALUE mlfab-run ...";
+  static const char *const hints[][2] = {{"-np", count},
+                                         {"--np", count},
+                                         {"-ppn", count},
+                                         {"--nproc-per-node", count},
+                                         {"--nproc_per_node", count},
+                                         {"--nnodes", hosts},
+                                         {"-H", hosts},
+                                         {"-host", hosts},
+                                         {"--host", hosts},
+                                         {"-x", variables},
+                                         {"-genv", variables}};
+  for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
+    if (!strncmp(word, hints[i][0], strlen(hints[i][0])))
+      options_refuse("%s is no option of mlfab-run: %s", word, hints[i][1]);
+}
+
+static int no_prefix, scheduler_index;
+
+#define INT(names, value, to, least, help) \
+  { names, value, OPTION_INT, to, least, RANKS_MAX, 1, NULL, help }
+#define FLAG(names, to, help) \
+  { names, NULL, OPTION_FLAG, to, 0, 0, 0, NULL, help }
+#define CALL(names, value, call, help) \
+  { names, value, OPTION_CALL, NULL, 0, 0, 0, call, help }
+static const option_row rows[] = {
+    INT("-n", "N", &options.workers, 1, "worker processes"),
+    INT("--max-workers", "N", &options.workers_max, 1,
+        "more workers may join, up to N at a time. The fabric is at MLFAB_COORDINATOR, with "
+        "MLFAB_JOB and "
+        "MLFAB_KEY of this environment. Missing values are made for the run; processes that its "
+        "workers start "
+        "have them"),
+    {"--join", "ADDRESS", OPTION_TEXT, &options.join, 0, 0, 0, NULL,
+     "joins the fabric at ADDRESS, with MLFAB_JOB and MLFAB_KEY (or MLFAB_KEY_FILE)"},
+    INT("-s, --servers", "N", &options.servers, 0, "server processes (1); 0: worker 0 serves too"),
+    INT("--max-servers", "N", &options.servers_max, 1,
+        "more servers may join, up to N at a time; otherwise as --max-workers"),
+    {"--server", "PROGRAM", OPTION_TEXT, &options.server_program, 0, 0, 0, set_server,
+     "runs this as the server, instead of the built-in one"},
+    {"--scheduler", "beside|own", OPTION_WORD, &scheduler_index, 0, 0, 0, set_scheduler,
+     "plans large pushes and pulls. beside: server 0 does it beside its own work. own: a process "
+     "does it, which is "
+     "started again when it dies"},
+    {"--delay-bound", "N", OPTION_COUNT, &options.delay_bound, 1, 1e15, 1, NULL,
+     "drops updates that would come N or more versions late"},
+    FLAG("--replicas", &options.replicas,
+         "each server has a replica, which goes on when the server is lost; with --scheduler=own. "
+         "--set "
+         "div_max=D: how far it may be behind; --set ack=durable: a push is done when the replica "
+         "has it"),
+    {"--resume", "DIR", OPTION_TEXT, &options.resume, 0, 0, 0, set_resume,
+     "goes on from the newest whole checkpoint in DIR (--set checkpoint_dir=DIR and "
+     "checkpoint_commits=N write them)"},
+    CALL("--tcp", NULL, set_transport, "bytes travel over TCP (else the library chooses)"),
+    CALL("--shm", NULL, set_transport, "bytes travel through shared memory"),
+    CALL("--set", "NAME=VALUE", parse_setting,
+         "a setting for programs that leave it to the environment, as optimizer=adam, "
+         "consistency=ssp, staleness=3, timeout_ms=2s"),
+    CALL("--settings", NULL, list_settings, "lists all settings with their defaults"),
+    {"--on-failure", "end|continue|restart", OPTION_WORD, &options.on_failure, 0, 0, 0, NULL,
+     "what happens to the others if a rank fails. end (the default): the run ends. continue: the "
+     "others go on without it. "
+     "restart: it is started again with its rank, at most 10 times; if no copy of the model is "
+     "left, all ranks are, and go on "
+     "from the newest checkpoint of this run, or the run ends without one"},
+    FLAG("--insecure", &options.insecure,
+         "no key: any user of this host may take part over TCP, which is then faster"),
+    FLAG("--no-prefix", &no_prefix,
+         "the ranks write to the output themselves, without [worker 2] in front"),
+    {"--timeout", "TIME", OPTION_TIME, &options.timeout_ns, 1, 1e18, 1e9, NULL,
+     "ends the run after this time; a bare number counts seconds"},
+    FLAG("--verbose", &options.verbose, "tells of each process that starts or ends"),
+    {NULL, NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, NULL}};
+#undef INT
+#undef FLAG
+#undef CALL
+
+static void parse(int argc, char **argv) {
+  static const options_tool tool = {"mlfab-run", usage_text, about_text, more_text, rows, 1, hint};
+  options.servers = -1; /* not said */
+  int first = options_read(&tool, argc, argv);
+  options.prefix = !no_prefix;
+  check_environment();
+  if (first < argc && strchr(argv[first], '/')) check_path("PROGRAM", argv[first], 0);
   if (options.join) {
     if (options.server_program || options.scheduled || options.delay_bound || options.workers_max ||
         options.servers_max || options.resume || options.replicas)
-      usage(
+      options_refuse(
           "--join starts workers or servers only: not with --server, --scheduler, --delay-bound, "
           "--max-workers, --max-servers, --replicas, --resume");
     if (options.insecure)
-      usage("--join without a key takes MLFAB_ALLOW_INSECURE=1 of the environment, not --insecure");
-    if (options.servers > 0 && (options.workers > 0 || optind < argc))
-      usage("--join takes --servers, or workers and their program");
+      options_refuse(
+          "--join without a key takes MLFAB_ALLOW_INSECURE=1 of the environment, not --insecure");
+    if (options.servers > 0 && (options.workers > 0 || first < argc))
+      options_refuse("--join takes --servers, or workers and their program");
     if (options.servers <= 0) options.servers = 0;
     if (options.servers == 0 && options.workers == 0) options.workers = 1;
     if (options.servers > 0) {
@@ -1575,32 +1503,34 @@ static void parse(int argc, char **argv) {
     }
   }
   if (options.servers < 0) options.servers = 1;
-  if (options.workers == 0) usage("-n, the number of workers, is missing");
+  if (options.workers == 0) options_refuse("-n, the number of workers, is missing");
   if (options.workers_max && options.workers_max < options.workers)
-    usage("--max-workers is below -n, the number of workers to begin with");
+    options_refuse("--max-workers is below -n, the number of workers to begin with");
   if (options.servers_max && options.servers_max < options.servers)
-    usage("--max-servers is below -s, the number of servers to begin with");
+    options_refuse("--max-servers is below -s, the number of servers to begin with");
   if (options.servers_max && options.servers == 0)
-    usage("--max-servers does not go with -s 0: only servers of their own can join");
-  if (optind >= argc) usage("the program to run is missing");
-  options.command = argv + optind;
+    options_refuse("--max-servers does not go with -s 0: only servers of their own can join");
+  if (first >= argc) options_refuse("the program to run is missing");
+  options.command = argv + first;
   options.dedicated = options.servers > 0;
   if (options.replicas && options.scheduled && !options.scheduler)
-    usage("--replicas needs --scheduler=own: the scheduler has the third vote");
+    options_refuse("--replicas needs --scheduler=own: the scheduler has the third vote");
   if (options.replicas) {
     options.scheduled = "own";
     options.scheduler = 1;
   }
   if (options.delay_bound && !options.scheduled && !getenv("MLFAB_SCHEDULER"))
-    usage("--delay-bound needs --scheduler");
-  if (!options.dedicated && options.server_program) usage("--server does not go with -s 0");
-  if (!options.dedicated && options.replicas) usage("--replicas does not go with -s 0");
+    options_refuse("--delay-bound needs --scheduler");
+  if (!options.dedicated && options.server_program)
+    options_refuse("--server does not go with -s 0");
+  if (!options.dedicated && options.replicas) options_refuse("--replicas does not go with -s 0");
   if (options.replicas && options.servers_max > options.servers)
-    usage("--replicas does not go with --max-servers: servers with replicas do not come and go");
+    options_refuse(
+        "--replicas does not go with --max-servers: servers with replicas do not come and go");
 }
 
-/* A TCP port that was free, or 0. This process keeps it bound and does not listen: so a rank that allows it by SO_REUSEADDR
- * can listen there, also when it is started again, and the system gives the port to nobody else. */
+/* A TCP port that was free, or 0. This process keeps the port bound and does not listen. So a rank with SO_REUSEADDR
+ * can listen there, also when it is started again. The system gives the port to nobody else. */
 static int free_port(void) {
   struct sockaddr_in address;
   const int one = 1;
@@ -1621,7 +1551,7 @@ static int free_port(void) {
 /* May processes of other runs join? */
 static int grows(void) { return options.workers_max || options.servers_max; }
 
-/* 256 random bits. Only they keep strangers out of TCP: without them nothing is started. */
+/* 256 random bits. They alone keep strangers out of TCP, so a run needs them. */
 static int make_key(void) {
   unsigned char bytes[32];
   size_t got = 0;

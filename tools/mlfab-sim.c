@@ -1,25 +1,19 @@
 /* mlfab-sim.c - a training run in the simulator: the cost of a policy on a given network.
  *
- *    mlfab-sim --workers 100 --servers 4 --model-bytes 100m --rate 1.25e9 --compute 80e6 --sync bsp
+ *    mlfab-sim --workers 100 --servers 4 --model-bytes 100MB --rate 10Gbit --compute 80ms --sync bsp
  *
- *    mlfab-sim --workers 12 --model-bytes 5m --rate 125m --scheduler beside --delay-bound 13 --explain
+ *    mlfab-sim --workers 12 --model-bytes 5MB --rate 1Gbit --scheduler beside --delay-bound 13 --explain
  *
  * Every worker computes (for a time that is given or read from a trace), pushes an update of the whole
  * model and pulls it, --steps times. Tensors are ghosts, so a large model costs no memory. Only public
- * headers are used: it is also an example of driving the simulator.
+ * headers are used, besides the options: it is also an example of driving the simulator.
  *
  * A worker checks its request each time its context was driven. Printed times are those of the results. The
  * same arguments give the same output. */
 #include "mlfab_sim.h"
+#include "options.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { EXIT_USAGE = 2 };
 
 typedef struct settings {
   uint64_t workers, servers, model_bytes, rate, latency_ns, compute_ns, steps, seed, timeout_ns;
@@ -60,166 +54,138 @@ typedef struct run {
   uint64_t random, start_ns, running;
 } run;
 
-static _Noreturn void die(const char *format, ...) {
-  va_list list;
-  va_start(list, format);
-  fputs("mlfab-sim: ", stderr);
-  vfprintf(stderr, format, list);
-  fputc('\n', stderr);
-  va_end(list);
-  exit(EXIT_USAGE);
-}
-
 static void *room(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
-  if (!memory) die("out of memory");
+  if (!memory) options_refuse("out of memory");
   return memory;
 }
 
 /* ---- arguments and traces ---- */
 
-static const char usage[] =
-    "usage: mlfab-sim [options]\n"
-    "Simulates workers that compute, push and pull, and prints what each of them got.\n\n"
-    "  --workers N           (4)\n"
-    "  --servers N           hosts of their own, 0 .. N-1; workers come behind them (1)\n"
-    "  --model-bytes B       (100m)\n"
-    "  --rate R|FILE         of each host, bytes a second (1.25e9), or a trace with lines\n"
-    "                        `time_ns host in out`, time from the start of training; or\n"
-    "                        both, one --rate each: the trace changes what the number says\n"
-    "  --latency NS          one way (50e3)\n"
-    "  --compute NS|FILE     a step's computation (100e6), or a trace with lines `worker step "
-    "ns`;\n"
-    "                        a step without a line takes as long as the one before it\n"
-    "  --spread F            computations vary by up to this part of them, 0..1 (0)\n"
-    "  --sync async|bsp      (async)\n"
-    "  --scheduler none|beside  beside: server 0 plans how pushes and pulls go (none)\n"
-    "  --delay-bound N       drops updates that would come N or more versions late (no bound)\n"
-    "  --explain             prints the scheduler's last plans at the end\n"
-    "  --steps N             of each worker (10)\n"
-    "  --seed N              (1)\n"
-    "  --timeout NS          of a push or a pull, in virtual time (3600e9)\n"
-    "  --loss, --duplicate, --reorder P     probability a frame (0)\n"
-    "  --partition, --pause, --slow P       a second, a second and host (0)\n"
-    "  --csv                 comma separated values\n"
-    "  --help\n"
-    "Numbers may be written 1e9, and end in k, m or g (1000, 1000000, 1000000000).\n";
+static settings set = {.workers = 4,
+                       .servers = 1,
+                       .model_bytes = 100000000,
+                       .rate = 1250000000,
+                       .latency_ns = 50000,
+                       .compute_ns = 100000000,
+                       .steps = 10,
+                       .seed = 1,
+                       .timeout_ns = 3600000000000};
 
-/* A number with an optional suffix; 0 for any other text. */
-static int number_of(const char *text, double *value_p) {
-  char *end;
-  double value = strtod(text, &end);
-  if (end == text) return 0;
-  if (*end == 'k') value *= 1e3;
-  if (*end == 'm') value *= 1e6;
-  if (*end == 'g') value *= 1e9;
-  end += *end == 'k' || *end == 'm' || *end == 'g';
-  *value_p = value;
-  return !*end;
-}
+/* A number, or the name of a file with a trace. Text that begins as a number is a file only if there is one. */
+static void take_rate(const char *name, const char *text);
+static void take_compute(const char *name, const char *text);
 
-#define WHOLE(name, member, least, most) \
-  { name, least, most, offsetof(settings, member), 0 }
-#define PART(name, member) \
-  { name, 0, 1, offsetof(settings, member), 1 }
-static const struct numeric {
-  const char *name;
-  double least, most;
-  size_t at;
-  int is_part; /* a double, not a uint64_t */
-} numerics[] = {WHOLE("--workers", workers, 1, 100000),
-                WHOLE("--servers", servers, 1, 1000),
-                WHOLE("--model-bytes", model_bytes, 4, 1e12),
-                WHOLE("--rate", rate, 1, 1e15),
-                WHOLE("--latency", latency_ns, 1, 60e9),
-                WHOLE("--compute", compute_ns, 0, 9e15),
-                WHOLE("--steps", steps, 1, 1e9),
-                WHOLE("--seed", seed, 1, 9e15),
-                WHOLE("--timeout", timeout_ns, 1, 9e18),
-                WHOLE("--delay-bound", delay_bound, 1, 9e15),
-                PART("--spread", spread),
-                PART("--loss", loss),
-                PART("--duplicate", duplicate),
-                PART("--reorder", reorder),
-                PART("--partition", partition),
-                PART("--pause", pause),
-                PART("--slow", slow)};
-#undef WHOLE
+#define COUNT(name, member, least, most, help) \
+  { name, "N", OPTION_COUNT, &set.member, least, most, 1, NULL, help }
+#define TIME(name, member, least, most, help) \
+  { name, "TIME", OPTION_TIME, &set.member, least, most, 1, NULL, help }
+#define PART(name, member, help) \
+  { name, "P", OPTION_PART, &set.member, 0, 1, 1, NULL, help }
+static const option_row rows[] = {
+    COUNT("--workers", workers, 1, 100000, "hosts that train (4)"),
+    COUNT("--servers", servers, 1, 1000,
+          "hosts of their own, 0 .. N-1; workers come behind them (1)"),
+    {"--model-bytes", "SIZE", OPTION_SIZE, &set.model_bytes, 4, 1e12, 1, NULL,
+     "of the model (100MB)"},
+    {"--rate", "RATE|FILE", OPTION_CALL, NULL, 1, 1e15, 1, take_rate,
+     "of each host (10Gbit), or a trace with lines `time host in out`, time from the start of "
+     "training; or both, one --rate "
+     "each: the trace changes the rate that the number gives"},
+    TIME("--latency", latency_ns, 1, 60e9, "one way (50us)"),
+    {"--compute", "TIME|FILE", OPTION_CALL, NULL, 0, 9e15, 1, take_compute,
+     "a step's computation (100ms), or a trace with lines `worker step time`; a step without a "
+     "line takes as long as the one before it"},
+    PART("--spread", spread, "computations vary by up to this part of them, 0 to 1 (0)"),
+    {"--sync", "async|bsp", OPTION_WORD, &set.bsp, 0, 0, 0, NULL, "when a pull waits (async)"},
+    {"--scheduler", "none|beside", OPTION_WORD, &set.scheduled, 0, 0, 0, NULL,
+     "beside: server 0 plans how pushes and pulls go (none)"},
+    COUNT("--delay-bound", delay_bound, 1, 9e15,
+          "drops updates that would come N or more versions late (no bound)"),
+    {"--explain", NULL, OPTION_FLAG, &set.explain, 0, 0, 0, NULL,
+     "prints the scheduler's last plans at the end"},
+    COUNT("--steps", steps, 1, 1e9, "of each worker (10)"),
+    COUNT("--seed", seed, 1, 9e15, "of all random choices (1)"),
+    TIME("--timeout", timeout_ns, 1, 9e18, "of a push or a pull, in virtual time (1h)"),
+    PART("--loss", loss, "probability that a frame is lost (0)"),
+    PART("--duplicate", duplicate, "probability that a frame comes twice (0)"),
+    PART("--reorder", reorder, "probability that a frame is overtaken (0)"),
+    PART("--partition", partition, "probability of a cut network, a second (0)"),
+    PART("--pause", pause, "probability that a host stops, a second and host (0)"),
+    PART("--slow", slow, "probability that a host is slow, a second and host (0)"),
+    {"--csv", NULL, OPTION_FLAG, &set.csv, 0, 0, 0, NULL, "comma separated values"},
+    {NULL, NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, NULL}};
+#undef COUNT
+#undef TIME
 #undef PART
 
-static void take_number(settings *set, const char *name, const char *text) {
-  for (size_t i = 0; i < sizeof numerics / sizeof numerics[0]; i++) {
-    const struct numeric *n = &numerics[i];
-    double value;
-    if (strcmp(name, n->name) != 0) continue;
-    if (!number_of(text, &value)) die("%s: \"%s\" is not a number", name, text);
-    if (!(value >= n->least && value <= n->most))
-      die("%s: %s is not between %.0f and %.0f", name, text, n->least, n->most);
-    uint64_t whole = (uint64_t)value;
-    memcpy((char *)set + n->at, n->is_part ? (const void *)&value : &whole, sizeof whole);
-    return;
-  }
-  die("unknown option %s; try --help", name);
+/* The number, or -1: the text names a file. */
+static double number_or_file(const char *name, const char *text, enum option_kind kind) {
+  const option_row *row = options_find(name, strlen(name));
+  option_row number = *row;
+  struct stat is;
+  number.kind = kind;
+  int is_file = *text && !stat(text, &is);
+  if (options_number(text, kind, 1) < 0 && is_file) return -1;
+  if (options_number(text, kind, 1) < 0)
+    options_refuse("%s='%s': not %s, and no file", name, text, options_units(kind));
+  return options_value(&number, name, text);
 }
 
-static void take_arguments(settings *set, int argc, char **argv) {
-  double value;
-  for (int i = 1; i < argc; i++) {
-    const char *name = argv[i], *text = i + 1 < argc ? argv[i + 1] : NULL;
-    if (!strcmp(name, "--help")) {
-      fputs(usage, stdout);
-      exit(0);
-    }
-    if (!strcmp(name, "--csv")) {
-      set->csv = 1;
-      continue;
-    }
-    if (!strcmp(name, "--explain")) {
-      set->explain = 1;
-      continue;
-    }
-    if (!text || strncmp(name, "--", 2) != 0)
-      die("\"%s\": not an option, or without its value; try --help", name);
-    i++;
-    if (!strcmp(name, "--rate") && !number_of(text, &value)) {
-      set->rate_file = text;
-    } else if (!strcmp(name, "--compute") && !number_of(text, &value)) {
-      set->compute_file = text;
-    } else if (!strcmp(name, "--sync")) {
-      set->bsp = !strcmp(text, "bsp");
-      if (!set->bsp && strcmp(text, "async") != 0)
-        die("--sync: \"%s\" is neither async nor bsp", text);
-    } else if (!strcmp(name, "--scheduler")) {
-      set->scheduled = !strcmp(text, "beside");
-      if (!set->scheduled && strcmp(text, "none") != 0)
-        die("--scheduler: \"%s\" is neither none nor beside", text);
-    } else {
-      take_number(set, name, text);
-    }
-  }
-  if (!set->scheduled && (set->delay_bound || set->explain))
-    die("--delay-bound and --explain need --scheduler beside");
-  if (set->bsp && set->delay_bound) die("--delay-bound does not go with --sync bsp");
+static void take_rate(const char *name, const char *text) {
+  double value = number_or_file(name, text, OPTION_RATE);
+  if (value < 0) set.rate_file = text;
+  if (value >= 0) set.rate = (uint64_t)value;
 }
 
-/* Calls `line` with the `fields` whole numbers of every line that is not empty or a # comment. */
-static void read_trace(run *r, const char *path, int fields,
+static void take_compute(const char *name, const char *text) {
+  double value = number_or_file(name, text, OPTION_TIME);
+  if (value < 0) set.compute_file = text;
+  if (value >= 0) set.compute_ns = (uint64_t)value;
+}
+
+static void take_arguments(int argc, char **argv) {
+  static const options_tool tool = {
+      "mlfab-sim",
+      "usage: mlfab-sim [options]",
+      "Simulates workers that compute, push and pull, and prints the steps and times of each.",
+      "Times take a unit (ns, us, ms, s, min, h), sizes B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, "
+      "and rates these with /s, or kbit, Mbit, Gbit or Tbit. Without a "
+      "unit they count ns, bytes and bytes a second. Numbers may be written 1e9; without a unit "
+      "they may end in k, m or g "
+      "(1000, 1000000, 1000000000). The same holds for the traces.\n\nExit status: 0, 1 when a "
+      "worker has failed, 2 for wrong usage.",
+      rows,
+      0,
+      NULL};
+  int first = options_read(&tool, argc, argv);
+  if (first < argc) options_refuse("'%s' is no option; mlfab-sim --help lists all", argv[first]);
+  if (!set.scheduled && (set.delay_bound || set.explain))
+    options_refuse("--delay-bound and --explain need --scheduler beside");
+  if (set.bsp && set.delay_bound) options_refuse("--delay-bound does not go with --sync bsp");
+}
+
+/* Calls `line` with the numbers of every line that is not empty or a # comment: whole numbers, and with units. */
+static void read_trace(run *r, const char *path, const enum option_kind *kinds, int fields,
                        void (*line)(run *r, const char *path, unsigned number, const uint64_t *x)) {
   char text[256];
   unsigned number = 0;
-  FILE *file = fopen(path, "r");
-  if (!file) die("%s: cannot be opened (and is not a number)", path);
+  FILE *file = options_open(path, "r");
+  if (!file) options_refuse("%s: %s", path, strerror(errno));
   while (fgets(text, sizeof text, file)) {
     uint64_t x[4] = {0};
-    char *at = text + strspn(text, " \t\r\n");
     int n = 0;
     number++;
-    if (!*at || *at == '#') continue;
-    while (n < 4 && *at >= '0' && *at <= '9') {
-      x[n++] = strtoull(at, &at, 10);
-      at += strspn(at, " \t\r\n");
+    for (char *at = strtok(text, " \t\r\n"); at; at = strtok(NULL, " \t\r\n"), n++) {
+      if (n == 0 && *at == '#') break;
+      double value = n < fields ? options_number(at, kinds[n], 1) : -1;
+      if (value < 0 || value > 9e18 || value != floor(value))
+        options_refuse("%s:%u: '%s' is not %s", path, number, at,
+                       n < fields ? options_units(kinds[n]) : "wanted in this line");
+      x[n] = (uint64_t)value;
     }
-    if (*at || n != fields) die("%s:%u: wants %d whole numbers", path, number, fields);
+    if (n == 0) continue;
+    if (n != fields) options_refuse("%s:%u: %d numbers, where %d belong", path, number, n, fields);
     line(r, path, number, x);
   }
   fclose(file);
@@ -227,17 +193,18 @@ static void read_trace(run *r, const char *path, int fields,
 
 static void rate_line(run *r, const char *path, unsigned number, const uint64_t *x) {
   if (x[1] >= r->set.servers + r->set.workers)
-    die("%s:%u: there is no host %" PRIu64, path, number, x[1]);
+    options_refuse("%s:%u: there is no host %" PRIu64, path, number, x[1]);
   if ((r->change_count & (r->change_count - 1)) == 0) { /* at a power of two: doubles the room */
     size_t more = r->change_count ? r->change_count * 2 : 1;
     r->changes = realloc(r->changes, more * sizeof *r->changes);
-    if (!r->changes) die("out of memory");
+    if (!r->changes) options_refuse("out of memory");
   }
   r->changes[r->change_count++] = (change){r, x[0], x[2], x[3], (uint32_t)x[1]};
 }
 
 static void compute_line(run *r, const char *path, unsigned number, const uint64_t *x) {
-  if (x[0] >= r->set.workers) die("%s:%u: there is no worker %" PRIu64, path, number, x[0]);
+  if (x[0] >= r->set.workers)
+    options_refuse("%s:%u: there is no worker %" PRIu64, path, number, x[0]);
   /* 0: not in the trace */
   if (x[1] < r->set.steps) r->compute_ns[x[0] * r->set.steps + x[1]] = x[2] + 1;
 }
@@ -294,7 +261,7 @@ static void compute(worker *w, uint64_t at_ns) {
   if (r->set.spread > 0) ns = (uint64_t)((double)ns * (1 + r->set.spread * (2 * unit(r) - 1)));
   w->step++;
   w->compute_ns += ns;
-  if (mlfab_sim_at(r->sim, at_ns + ns, computed, w)) die("out of memory");
+  if (mlfab_sim_at(r->sim, at_ns + ns, computed, w)) options_refuse("out of memory");
 }
 
 /* Checks whether the request is done, each time the worker's context was driven. */
@@ -350,7 +317,8 @@ static void open_node(run *r, uint32_t host, int server, uint64_t rank, mlfab **
   if (r->set.scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE;
   if (r->set.delay_bound) config.schedule.delay_bound = r->set.delay_bound;
   config.model_max_bytes = r->set.model_bytes * 2 + (1u << 20);
-  if (mlfab_sim_open(r->sim, host, &config, ctx_p, &error)) die("host %u: %s", host, error.text);
+  if (mlfab_sim_open(r->sim, host, &config, ctx_p, &error))
+    options_refuse("host %u: %s", host, error.text);
 }
 
 static void open_all(run *r) {
@@ -365,7 +333,7 @@ static void open_all(run *r) {
   for (uint64_t i = 0; i < nodes;) {
     int ready = mlfab_is_ready(i < servers ? r->servers[i] : r->workers[i - servers].ctx, &error);
     if (ready < 0 || (!ready && !mlfab_sim_step(r->sim)))
-      die("node %" PRIu64 " cannot join: %s", i, error.text);
+      options_refuse("node %" PRIu64 " cannot join: %s", i, error.text);
     if (ready == 1) i++;
   }
   for (uint64_t i = 0; i < r->set.workers; i++) {
@@ -375,7 +343,7 @@ static void open_all(run *r) {
     if (mlfab_tensor_add(ctx, 0, MLFAB_F32, r->set.model_bytes / 4) ||
         mlfab_model_start(ctx, &options, NULL, 0)) {
       mlfab_last_error(ctx, &error);
-      die("worker %" PRIu64 ": %s", i, error.text);
+      options_refuse("worker %" PRIu64 ": %s", i, error.text);
     }
   }
 }
@@ -385,7 +353,7 @@ static void train(run *r) {
   r->running = r->set.workers;
   for (size_t i = 0; i < r->change_count; i++)
     if (mlfab_sim_at(r->sim, r->start_ns + r->changes[i].at_ns, change_rate, &r->changes[i]))
-      die("out of memory");
+      options_refuse("out of memory");
   for (uint64_t i = 0; i < r->set.workers; i++) compute(&r->workers[i], r->start_ns);
   while (r->running && mlfab_sim_step(r->sim)) continue;
 }
@@ -431,23 +399,17 @@ static int report(const run *r) {
 }
 
 int main(int argc, char **argv) {
-  run r = {.set = {.workers = 4,
-                   .servers = 1,
-                   .model_bytes = 100000000,
-                   .rate = 1250000000,
-                   .latency_ns = 50000,
-                   .compute_ns = 100000000,
-                   .steps = 10,
-                   .seed = 1,
-                   .timeout_ns = 3600000000000}};
-  take_arguments(&r.set, argc, argv);
+  static const enum option_kind rates[] = {OPTION_TIME, OPTION_COUNT, OPTION_RATE, OPTION_RATE};
+  static const enum option_kind steps[] = {OPTION_COUNT, OPTION_COUNT, OPTION_TIME};
+  take_arguments(argc, argv);
+  run r = {.set = set};
   if (r.set.compute_file && r.set.workers * r.set.steps > 100000000)
-    die("--compute %s: more than 100 million steps", r.set.compute_file);
+    options_refuse("--compute %s: more than 100 million steps", r.set.compute_file);
   if (r.set.compute_file) {
     r.compute_ns = room(r.set.workers * r.set.steps, sizeof *r.compute_ns);
-    read_trace(&r, r.set.compute_file, 3, compute_line);
+    read_trace(&r, r.set.compute_file, steps, 3, compute_line);
   }
-  if (r.set.rate_file) read_trace(&r, r.set.rate_file, 4, rate_line);
+  if (r.set.rate_file) read_trace(&r, r.set.rate_file, rates, 4, rate_line);
   r.random = r.set.seed;
   r.servers = room(r.set.servers, sizeof *r.servers);
   r.workers = room(r.set.workers, sizeof *r.workers);
@@ -463,7 +425,7 @@ int main(int argc, char **argv) {
                                .pause = r.set.pause,
                                .slow = r.set.slow};
   int status = mlfab_sim_create(&options, &r.sim);
-  if (status) die("the simulator cannot be made: %s", mlfab_error_text(status));
+  if (status) options_refuse("the simulator cannot be made: %s", mlfab_error_text(status));
   open_all(&r);
   train(&r);
   status = report(&r);

@@ -7,22 +7,18 @@
  * ends with q or Ctrl-C; otherwise it prints a line for each node at each refresh. It reads nothing but these files: a
  * process that has died is known by its pid if it ran on this host, else by the age of its file.
  *
- * The files may be damaged or foreign: lines that are not understood are skipped, texts are printed without control
- * characters, and sizes are bounded. */
+ * The files may be damaged or foreign: unknown lines are skipped, control characters are replaced, and sizes are
+ * bounded. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
 
+#include "options.h"
+
 #include <ctype.h>
-#include <errno.h>
-#include <getopt.h>
 #include <glob.h>
 #include <poll.h>
 #include <signal.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <time.h>
@@ -57,12 +53,11 @@ typedef struct node {
 } node;
 
 static struct {
-  double interval_s;
-  long count; /* refreshes; 0: until stopped */
-  int plain;
+  uint64_t interval_ns, count; /* count: of refreshes; 0: until stopped */
+  int plain, coloured;
   char **patterns;
   int npatterns;
-} options = {.interval_s = 1.0};
+} options = {.interval_ns = 1000000000};
 
 static node *nodes;
 static size_t nnodes, nodes_room;
@@ -278,7 +273,7 @@ static int state_of(const node *n, double now) {
   return now - n->now.written > limit ? STATE_STALE : state;
 }
 
-/* What a node has done so far: iterations of pushes, or else collectives; a server's rounds. */
+/* The steps of a node so far: iterations of pushes, or else collectives; a server's rounds. */
 static double steps_of(const sample *s) {
   if (s->iterations > 0.0) return s->iterations;
   return s->collectives + s->partial > 0.0 ? s->collectives + s->partial : s->rounds;
@@ -323,17 +318,51 @@ static void say_name(const node *n, char text[32]) {
     snprintf(text, 32, n->server[0] ? "%s %s" : "%s", n->role, n->server);
 }
 
+static const node *slowest; /* of the workers, or NULL: they are about as fast */
+
+/* The worker that most nodes wait for. If none has waited for 0.5 s: the worker with the fewest steps a second, if the
+ * fastest makes at least a tenth more. */
+static void find_slowest(size_t n, double now) {
+  static uint32_t waiting[NODES_MAX]; /* by rank: how many wait for it */
+  double most = 0.0, least = 1e300;
+  uint32_t longest = 0;
+  slowest = NULL;
+  memset(waiting, 0, sizeof waiting);
+  for (size_t i = 0; i < n; i++) {
+    const sample *s = &nodes[i].now;
+    unsigned long peer = strtoul(s->waits_peer, NULL, 10);
+    if (s->waits >= 0.5 && !strcmp(s->waits_for, "worker") && peer < NODES_MAX) waiting[peer]++;
+  }
+  for (size_t i = 0; i < n; i++) {
+    const node *w = &nodes[i];
+    unsigned long rank = strtoul(w->rank, NULL, 10);
+    if (!w->rank[0] || rank >= NODES_MAX || state_of(w, now) != STATE_READY) continue;
+    double steps = rate(w, steps_of(&w->now), steps_of(&w->before));
+    if (steps > most) most = steps;
+    if (waiting[rank] < longest || (waiting[rank] == longest && (longest || steps >= least)))
+      continue;
+    longest = waiting[rank];
+    least = steps;
+    slowest = w;
+  }
+  if (!longest && !(most >= 1.1 * least && most > 0.0)) slowest = NULL;
+}
+
 static void say_state(const node *n, double now, char text[24]) {
   static const char *const names[] = {"joins", "ready", "failed", "closed", "dead", ""};
   int state = state_of(n, now);
-  snprintf(text, 24, "%s", names[state]);
+  snprintf(text, 24, "%s", n == slowest ? "slowest" : names[state]);
   if (state == STATE_STALE) snprintf(text, 24, "stale %.0f s", now - n->now.written);
 }
 
 static const char heading[] =
     "NODE              STATE           STEP   STEPS/S     OUT/S      IN/S   DELAY    MEMORY  WAITS";
 
-static void say_node(const node *n, double now, char *text, size_t room) {
+/* For terminals of less than 60 columns: 40. */
+static const char heading_narrow[] = "NODE         STATE        STEP   STEPS/S";
+enum { NARROW = 60 };
+
+static void say_node(const node *n, double now, int columns, char *text, size_t room) {
   char name[32], state[24], waits[64], out[16], in[16], memory[16], delay[16] = "-";
   const sample *s = &n->now, *b = &n->before;
   say_name(n, name);
@@ -341,9 +370,13 @@ static void say_node(const node *n, double now, char *text, size_t room) {
   say_waits(s, waits);
   if (delay_of(n) >= 0.0) snprintf(delay, sizeof delay, "%.1f", delay_of(n));
   int still = state_of(n, now) >= STATE_CLOSED; /* it does nothing any more */
+  double steps = still ? 0.0 : rate(n, steps_of(s), steps_of(b));
+  if (columns < NARROW) {
+    snprintf(text, room, "%-12.12s %-8.8s %8.0f %9.1f", name, state, steps_of(s), steps);
+    return;
+  }
   snprintf(text, room, "%-17s %-11s %8.0f %9.1f %9s %9s %7s %9s  %s", name, state, steps_of(s),
-           still ? 0.0 : rate(n, steps_of(s), steps_of(b)),
-           in_bytes(still ? 0.0 : rate(n, s->sent, b->sent), out),
+           steps, in_bytes(still ? 0.0 : rate(n, s->sent, b->sent), out),
            in_bytes(still ? 0.0 : rate(n, s->received, b->received), in), delay,
            in_bytes(s->memory, memory), still ? "-" : waits);
 }
@@ -366,25 +399,48 @@ static void say_summary(size_t n, double now, char *text, size_t room) {
            n > 0 ? nodes[0].job : "no file yet", n, ready, dead, in_bytes(sent, out));
 }
 
+static const char columns_text[] =
+    "STEP: a worker's iterations of pushes, or else its collectives; a server's rounds\n"
+    "DELAY: mean delay of the updates since the last refresh\n"
+    "WAITS: the oldest open call, for how long, and for whom\n"
+    "STATE: dead: the process is gone; stale: its file is old; slowest: the worker that the others "
+    "wait for, or else with the fewest steps a second";
+
+static int explains; /* ? was typed */
+
 /* A table of the terminal's size, in one write. */
 static void draw(size_t n, double now) {
   struct winsize size = {.ws_row = 24, .ws_col = 80};
   ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-  size_t rows = size.ws_row > 3 ? size.ws_row - 3u : 1, shown = n < rows ? n : rows;
+  size_t rows = size.ws_row > 7   ? size.ws_row - 4u
+                : size.ws_row > 3 ? size.ws_row - 3u
+                                  : 1,
+         shown = n < rows ? n : rows;
   int columns = size.ws_col > 0 ? size.ws_col : 80;
   char line[320];
   say_summary(n, now, line, sizeof line);
-  printf("\033[H%.*s\033[K\n\033[7m%-*.*s\033[0m\033[K", columns, line, columns, columns, heading);
-  for (size_t i = 0; i < shown; i++) {
-    say_node(&nodes[i], now, line, sizeof line);
+  printf("\033[H%.*s\033[K\n%s%-*.*s\033[0m\033[K", columns, line,
+         options.coloured ? "\033[7m" : "", columns, columns,
+         columns < NARROW ? heading_narrow : heading);
+  if (explains) {
+    printf("\033[J\n");
+    options_width = columns;
+    options_wrap(columns_text, 0, 0);
+  }
+  for (size_t i = 0; i < shown && !explains; i++) {
+    say_node(&nodes[i], now, columns, line, sizeof line);
     int state = state_of(&nodes[i], now);
-    const char *colour = state == STATE_DEAD || state == STATE_FAILED ? "\033[31m"
-                         : state == STATE_STALE                       ? "\033[33m"
-                         : state == STATE_CLOSED                      ? "\033[90m"
-                                                                      : "";
+    const char *colour = !options.coloured                              ? ""
+                         : state == STATE_DEAD || state == STATE_FAILED ? "\033[31m"
+                         : state == STATE_STALE || &nodes[i] == slowest ? "\033[33m"
+                         : state == STATE_CLOSED                        ? "\033[90m"
+                                                                        : "";
     printf("\n%s%.*s\033[0m\033[K", colour, columns, line);
   }
-  if (shown < n) printf("\n... and %zu more\033[K", n - shown);
+  if (shown < n && !explains) printf("\n... and %zu more\033[K", n - shown);
+  if (size.ws_row > 7)
+    printf("%s%.*s\033[K", explains ? "" : "\n", columns,
+           explains ? "any key: back" : "q: quit  ?: the columns");
   printf("\033[J");
   fflush(stdout);
 }
@@ -395,7 +451,7 @@ static void print_plain(size_t n, double now, int first) {
   printf("%s\n", line);
   if (first || n > 1) printf("%s\n", heading);
   for (size_t i = 0; i < n; i++) {
-    say_node(&nodes[i], now, line, sizeof line);
+    say_node(&nodes[i], now, NARROW, line, sizeof line);
     printf("%s\n", line);
   }
   fflush(stdout);
@@ -440,34 +496,12 @@ static void wait_a_while(double until) {
     char key = 0;
     if (n == 0) continue;
     if (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 3) stopped = 1;
+    explains = !explains && key == '?';
     return;
   }
 }
 
 /* ---- options ---- */
-
-static const char usage_text[] =
-    "usage: mlfab-top [--interval SECONDS] [--count N] [--plain] [FILE or 'PATTERN']...\n"
-    "\n"
-    "Shows the nodes of a run from their metrics files (MLFAB_METRICS). A pattern in quotes also "
-    "finds nodes that\n"
-    "join later. Without one: the files that MLFAB_METRICS names.\n"
-    "\n"
-    "  --interval SECONDS  between two refreshes (1)\n"
-    "  --count N           ends after so many refreshes\n"
-    "  --plain             lines instead of a table, as when the output is not a terminal\n"
-    "\n"
-    "STEP is a worker's iterations of pushes, or else its collectives; a server's rounds. DELAY is "
-    "the mean delay of\n"
-    "the updates since the last refresh. WAITS: the oldest open call, for how long, and for "
-    "whom.\n";
-
-static _Noreturn void usage(const char *format, const char *value) {
-  fprintf(stderr, "mlfab-top: ");
-  fprintf(stderr, format, value);
-  fprintf(stderr, "\n%s", usage_text);
-  exit(2);
-}
 
 /* The pattern of the files that MLFAB_METRICS names: "{node}" is any text, or a text before the last dot. */
 static char *pattern_of(const char *given) {
@@ -483,41 +517,40 @@ static char *pattern_of(const char *given) {
 }
 
 static void parse(int argc, char **argv) {
-  static char *one[1];
-  static const struct option longs[] = {{"interval", required_argument, NULL, 'i'},
-                                        {"count", required_argument, NULL, 'c'},
-                                        {"plain", no_argument, NULL, 'p'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {NULL, 0, NULL, 0}};
-  opterr = 0;
-  for (int c; (c = getopt_long(argc, argv, "h", longs, NULL)) >= 0;) {
-    char *end = NULL;
-    switch (c) {
-      case 'i':
-        options.interval_s = strtod(optarg, &end);
-        if (end == optarg || *end || !(options.interval_s >= 0.1 && options.interval_s <= 86400.0))
-          usage("--interval takes seconds, from 0.1 to 86400, not '%s'", optarg);
-        break;
-      case 'c':
-        options.count = strtol(optarg, &end, 10);
-        if (end == optarg || *end || options.count < 1)
-          usage("--count takes a number from 1 on, not '%s'", optarg);
-        break;
-      case 'p':
-        options.plain = 1;
-        break;
-      case 'h':
-        fputs(usage_text, stdout);
-        exit(0);
-      default:
-        usage("unknown option %s, or its value is missing", argv[optind - 1]);
-    }
+  static const option_row rows[] = {
+      {"--interval", "TIME", OPTION_TIME, &options.interval_ns, 1e8, 86400e9, 1e9, NULL,
+       "between two refreshes (1s); a bare number counts seconds"},
+      {"--count", "N", OPTION_COUNT, &options.count, 1, 1e15, 1, NULL,
+       "ends after so many refreshes"},
+      {"--plain", NULL, OPTION_FLAG, &options.plain, 0, 0, 0, NULL,
+       "lines instead of a table, as when the output is not a terminal"},
+      {NULL, NULL, OPTION_FLAG, NULL, 0, 0, 0, NULL, NULL}};
+  static char more[1024], *one[1];
+  static options_tool tool = {
+      "mlfab-top",
+      "usage: mlfab-top [--interval TIME] [--count N] [--plain] [FILE or 'PATTERN']...",
+      "Shows the nodes of a run from their metrics files (MLFAB_METRICS). A pattern in quotes also "
+      "finds nodes that join later. "
+      "Without a pattern: the files that MLFAB_METRICS names. q ends it, ? explains the columns.",
+      more,
+      rows,
+      0,
+      NULL};
+  snprintf(more, sizeof more, "Columns:\n%s", columns_text);
+  int first = options_read(&tool, argc, argv);
+  options.patterns = argv + first;
+  options.npatterns = argc - first;
+  const char *metrics = getenv("MLFAB_METRICS"), *term = getenv("TERM"), *none = getenv("NO_COLOR");
+  options.coloured = !(none && *none);
+  options.plain |= !isatty(STDOUT_FILENO) || (term && !strcmp(term, "dumb"));
+  for (int i = 0; i < options.npatterns; i++) {
+    struct stat is;
+    if (!stat(options.patterns[i], &is) && S_ISDIR(is.st_mode))
+      options_refuse("'%s': it is a directory; its files are '%s/*'", options.patterns[i],
+                     options.patterns[i]);
   }
-  options.patterns = argv + optind;
-  options.npatterns = argc - optind;
-  const char *metrics = getenv("MLFAB_METRICS");
   if (options.npatterns > 0) return;
-  if (!metrics || !*metrics) usage("%s", "no file is given, and MLFAB_METRICS is not set");
+  if (!metrics || !*metrics) options_refuse("no file is given, and MLFAB_METRICS is not set");
   one[0] = pattern_of(metrics);
   options.patterns = one;
   options.npatterns = 1;
@@ -532,13 +565,13 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
   sigaction(SIGWINCH, &resize, NULL);
-  options.plain |= !isatty(STDOUT_FILENO);
   if (!options.plain) enter_terminal();
   size_t n = 0;
-  for (long i = 0; !stopped && (options.count == 0 || i < options.count); i++) {
-    if (i > 0) wait_a_while(wall_clock() + options.interval_s);
+  for (uint64_t i = 0; !stopped && (options.count == 0 || i < options.count); i++) {
+    if (i > 0) wait_a_while(wall_clock() + (double)options.interval_ns * 1e-9);
     if (stopped) break;
     n = read_all();
+    find_slowest(n, wall_clock());
     if (options.plain)
       print_plain(n, wall_clock(), i == 0);
     else

@@ -12,8 +12,8 @@ MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, ui
                                                     double *c) {
   uint32_t more = s > r ? s : r, less = s > r ? r : s;
   double sum = 0, power = 1;
-  /* From the newest update on, an older one that both have decays with each commit before the oldest that
-   * only one has. */
+  /* From the newest update on: an update that both have decays with each commit before the oldest update that a single
+   * copy has. */
   for (uint32_t i = more + 1; i-- > 0;) {
     if (i > less) {
       sum += power;
@@ -214,7 +214,7 @@ static uint32_t replicate_group(const mlfab__grouped *grouped, uint32_t at, uint
   return end;
 }
 
-/* Decides what is kept of the list of n updates, of which `planned` are planned: frozen, groups, status. */
+/* Decides which of the n updates are kept (frozen, groups, status), if `planned` of them are planned. */
 static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n,
                              uint32_t planned, int all) {
   p->frozen = p->groups = 0;
@@ -257,7 +257,7 @@ static uint32_t replicate_part(const replicate_run *run, const mlfab__replica *r
   return part < n ? part : n;
 }
 
-/* Plans the list, and reserves what is kept. */
+/* Plans the list, and reserves the transfers that are kept. */
 static int replicate_one(replicate_run *run, const mlfab__replica *replica,
                          mlfab__replica_plan *p) {
   mlfab__grouper *g = &run->planner->grouper;

@@ -1,6 +1,6 @@
 /* replicate.h - which updates of a batch go to a replica in this batch, and by which way. Layer 3.
  *
- * A replica gets the server's updates in the server's order, on what the batch leaves of the network. The
+ * A replica gets the server's updates in the server's order, on the capacity that the batch leaves. The
  * list for it is: the updates that the server has and the replica still lacks (punted), then those of the
  * batch. Alg. 3 plans the list towards the replica, with aggregators of the replica's own. Then only a prefix
  * is kept: whole groups, of which no aggregator holds a part across batches. The others are punted to
@@ -10,11 +10,11 @@
  *             that the replica has by then.
  *   status 1: it does not. Kept are the groups up to the first one (at T_e) with which it holds, and the last
  *             transfer to the server, alone, begins no earlier than T_e. Its members travel as planned.
- *   status 2: no group makes it hold, or the last transfer would never end then. The last transfer is given
- *             back, and its group must not be applied, neither there nor by a replica that gets it;
- *             kept is what status 0 or 1 would keep.
+ *   status 2: the bound fails with every group, or the last transfer would never end then. The last transfer is
+ *             given back. The server must not apply its group, nor may a replica that gets it. The groups of status 0
+ *             or 1 are kept.
  *
- * "Last" is the last in the order of commits, which is not always the last to arrive: what is behind a
+ * "Last" is the last in the order of commits, which is not always the last to arrive: updates behind a
  * delayed update in the order would wait with it. Several replicas are planned one after the other, each
  * with the capacity that the earlier plans leave; the last transfer waits for the latest T_e. A server of several
  * parts has a replica of as many parts.
@@ -25,8 +25,8 @@
  * Alg. 3 is the first `part` updates, or as many as the bound needs, and all of them are kept, whenever they
  * arrive. The rest is punted.
  *
- * A plan says what is wanted. Between commits the bound may be exceeded in it (`peak`); the server's ledger
- * (divergence.h) is what keeps the bound, and with it the server applies a group later than planned.
+ * A plan is a wish. Between commits the bound may be exceeded in it (`peak`). The server's ledger (divergence.h) keeps
+ * the bound; with it the server applies a group later than planned.
  *
  * Source: MLfabric §5.3; §10.2 (several servers). Departs: groups are kept whole or not at all; "a prefix of U
  * server updates" means replica updates; the plan does not end where the paper has no answer (status 2); parts. */

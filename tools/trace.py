@@ -13,7 +13,9 @@ from html import escape
 
 COLOURS = {"push": "#4878d0", "pull": "#6acc64", "member": "#956cb4", "sum": "#d65f5f", "collective": "#ee854a",
            "slice": "#8c613c", "plan": "#cccccc", "frames": "#aaaaaa"}
-ROW, LEFT, WIDTH, TOP = 16, 210, 1000, 34
+NAMES = {"push": "push", "pull": "pull", "member": "update to an aggregator", "sum": "sum of an aggregator", "collective": "collective",
+         "slice": "slice that moves", "plan": "as planned", "frames": "other frames"}
+ROW, LEFT, WIDTH, TOP = 16, 210, 1000, 52
 
 
 def events_of(path):
@@ -58,7 +60,7 @@ class Picture:
         return TOP + self.rows[event["pid"], event["tid"]] * ROW
 
     def frame(self):
-        height = TOP + len(self.rows) * ROW + 8
+        height = TOP + len(self.rows) * ROW + 34
         yield ('<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" '
                'font-size="11">' % (LEFT + WIDTH + 10, height))
         yield '<rect width="100%" height="100%" fill="white"/>'
@@ -66,8 +68,10 @@ class Picture:
                'orient="auto"><path d="M0 0L6 3L0 6z" fill="#333"/></marker></defs>')
         for i in range(11):
             ms, x = (self.end - self.begin) / 1000 * i / 10, LEFT + WIDTH * i / 10
-            yield '<path d="M%.1f %d V%d" stroke="#ddd"/>' % (x, TOP - 6, height - 8)
-            yield '<text x="%.1f" y="12" text-anchor="middle">%.3g ms</text>' % (x, ms)
+            yield '<path d="M%.1f %d V%d" stroke="#ddd"/>' % (x, TOP - 6, height - 30)
+            yield '<text x="%.1f" y="%d" text-anchor="middle">%.3g ms</text>' % (x, TOP - 14, ms)
+        yield ('<text x="%d" y="14">Time from left to right, in milliseconds; a row is a lane of a node (bold); an arrow goes from the sender to '
+               'the receiver.</text>' % LEFT)
         before = None
         for lane, row in self.rows.items():
             y = TOP + row * ROW
@@ -76,6 +80,15 @@ class Picture:
                 yield '<text x="4" y="%d" font-weight="bold">%s</text>' % (y + 11, escape(self.nodes.get(lane[0], "?")))
             before = lane[0]
             yield '<text x="%d" y="%d" text-anchor="end">%s</text>' % (LEFT - 6, y + 11, escape(self.lanes.get(lane, "?")))
+
+    def legend(self):
+        """One colour a kind, for the kinds in the picture."""
+        x, y, used = LEFT, TOP + len(self.rows) * ROW + 12, {e["cat"] for e in self.timed if e["ph"] == "X"}
+        for kind in [k for k in COLOURS if k in used] + [None] * bool(used - set(COLOURS)):
+            name = NAMES.get(kind, "other")
+            yield '<rect x="%d" y="%d" width="12" height="12" fill="%s"/>' % (x, y, COLOURS.get(kind, "#aaaaaa"))
+            yield '<text x="%d" y="%d">%s</text>' % (x + 17, y + 10, name)
+            x += 40 + 6 * len(name)
 
     def slices(self):
         for e in self.timed:
@@ -99,7 +112,7 @@ class Picture:
                        % (self.x(start["ts"]), self.y(start) + ROW // 2, self.x(end["ts"]), self.y(end) + ROW // 2))
 
     def text(self):
-        return "\n".join([*self.frame(), *self.slices(), *self.arrows(), "</svg>"])
+        return "\n".join([*self.frame(), *self.slices(), *self.arrows(), *self.legend(), "</svg>"])
 
 
 def main():

@@ -83,7 +83,7 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   if (!node) return MLFAB_ERR_ARGUMENT;
   mlfab__call_in e = {
       .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
-  mlfab__call_begin *begin;
+  mlfab__call_begin *begin = NULL;
   uint32_t flags;
   int code = mlfab__calls_check(&e, &begin, &flags);
   int early = !code && flags & CALLS_EARLY && node->is_worker;

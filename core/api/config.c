@@ -1,10 +1,11 @@
 /* config.c - fills a configuration from the environment, which no other file reads.
  *
- * Order of precedence: values of the caller; MLFAB_*; torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the
- * launcher's rank and size (Open MPI, PMI, and Slurm inside a step). The last is a rank alone (PMIx, an indexed Job of
- * Kubernetes), which counts only if the number of workers is known. */
+ * Order of precedence: the caller's values, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Then
+ * the launcher's rank and size follow (Open MPI, PMI, and Slurm inside a step). Last is a rank alone (PMIx, an indexed
+ * Job of Kubernetes); it counts only if the number of workers is known. */
 #include "../base/env.h"
 #include "../base/rng.h"
+#include "../base/typed.h"
 #include "complete.h"
 #include "../model/options.h"
 #include "../../mlfab_partial.h"
@@ -17,177 +18,171 @@
 #include <stdlib.h>
 #include <strings.h>
 
-/* A setting: the member that it sets, and its kind of text: a word of a list, a whole number in low..high in `unit`, a
- * real number from 0 to `most`, or a text. */
-enum config_kind { CONFIG_NUMBER, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
-
-typedef struct config_word {
-  const char *word; /* NULL: the end of the list */
-  uint64_t value;
-} config_word;
+/* A setting: the member that it sets, the texts that it takes, and its meaning. It takes a word of a list, a whole
+ * number in low..high, or a time in low..high ms; a real number (high 1: 0 to 1; CONFIG_INF: also inf), or any text. */
+enum config_kind { CONFIG_NUMBER, CONFIG_TIMES, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
 
 typedef struct config_setting {
   const char *name; /* the variable's name in lower case, without MLFAB_ */
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
-  uint64_t low, high, unit;
-  const config_word *words; /* or NULL */
-  double most;
+  uint64_t low, high;
+  const mlfab__word *words;               /* or NULL */
   const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
+  const char *meaning;
 } config_setting;
 
-#define CONFIG_WORDS(...) ((const config_word[]){__VA_ARGS__, {NULL, 0}})
-#define CONFIG_AT(type, member) \
-  (uint16_t) offsetof(type, member), (uint16_t)sizeof(((type *)0)->member)
-#define CONFIG_U(name, type, member, low, high, unit) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0, NULL }
-#define CONFIG_W(name, type, member, low, high, ...) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0, NULL }
-#define CONFIG_R(name, type, member, most) \
-  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most, NULL }
-#define CONFIG_N(name, type, member, word_of) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), 1, 0, 1, NULL, 0, word_of }
-#define CONFIG_T(name, type, member, kind) \
-  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0, NULL }
+#define CONFIG_WORDS(...) ((const mlfab__word[]){__VA_ARGS__, {NULL, 0}})
+#define CONFIG_ROW(name, kind, type, member, ...)                  \
+  {                                                                \
+    name, kind, (uint16_t)offsetof(mlfab_##type, member),          \
+        (uint16_t)sizeof(((mlfab_##type *)0)->member), __VA_ARGS__ \
+  }
+#define CONFIG_U(name, type, member, low, high, meaning) \
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, NULL, meaning)
+#define CONFIG_W(name, type, member, low, high, meaning, ...) \
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), NULL, meaning)
+#define CONFIG_R(name, type, member, high, meaning) \
+  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, NULL, meaning)
+#define CONFIG_N(name, type, member, word_of, meaning) \
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, 1, 0, NULL, word_of, meaning)
+#define CONFIG_T(name, type, member, kind, meaning) \
+  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, NULL, meaning)
+#define CONFIG_TIME(name, member, low, meaning) \
+  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, NULL, meaning)
+enum { CONFIG_MS = 1000000 };
+#define CONFIG_HUGE UINT64_MAX
+#define CONFIG_INF 0
 
-enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
-#define CONFIG_HUGE 1.7976931348623157e308
-#define CONFIG_INF 0.0 /* "inf" is a value, too */
-#define CONFIG_TIME(name, member) CONFIG_U(name, mlfab_config, member, 1, CONFIG_DAY_MS, CONFIG_MS)
+/* They are set apart: see config_role and config_rank. */
+enum { CONFIG_RANK, CONFIG_ROLE };
+static const config_setting config_others[] = {
+    CONFIG_U("rank", config, rank, 0, INT32_MAX, "number of this worker or server"),
+    CONFIG_W("role", config, roles, 1, 0, "part of this process", {"worker", MLFAB_ROLE_WORKER},
+             {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER},
+             {"replica", MLFAB_ROLE_REPLICA}),
+};
 
 static const config_setting config_settings[] = {
-    CONFIG_U("workers", mlfab_config, workers, 1, 65536, 1),
-    CONFIG_U("workers_max", mlfab_config, workers_max, 1, 65536, 1),
-    CONFIG_U("join", mlfab_config, join, 0, 1, 1),
-    CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
-    CONFIG_U("servers_max", mlfab_config, servers_max, 1, 4096, 1),
-    CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
-    CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
-    CONFIG_U("order_by_rate", mlfab_config, order_by_rate, 0, 1, 1),
-    CONFIG_T("coordinator", mlfab_config, coordinator, CONFIG_TEXT),
-    CONFIG_T("job", mlfab_config, job, CONFIG_TEXT),
-    CONFIG_T("key", mlfab_config, key, CONFIG_SECRET),
-    CONFIG_T("key_file", mlfab_config, key_file, CONFIG_TEXT),
-    CONFIG_T("listen", mlfab_config, listen, CONFIG_TEXT),
-    CONFIG_T("socket_ifname", mlfab_config, ifname, CONFIG_TEXT),
-    CONFIG_TIME("timeout_ms", timeout_ns),
-    CONFIG_TIME("heartbeat_ms", heartbeat_ns),
-    CONFIG_TIME("silent_death_ms", silent_death_ns),
-    CONFIG_U("seed", mlfab_config, seed, 1, UINT64_MAX, 1),
-    CONFIG_W("transport", mlfab_config, transports, 1, 0, {"auto", 0}, {"tcp", MLFAB_USE_TCP},
-             {"shm", MLFAB_USE_SHM}, {"mpi", MLFAB_USE_MPI},
+    CONFIG_U("workers", config, workers, 1, 65536, "workers at the beginning"),
+    CONFIG_U("workers_max", config, workers_max, 1, 65536, "most workers at a time"),
+    CONFIG_U("join", config, join, 0, 1, "1: joins a fabric that runs"),
+    CONFIG_U("servers", config, servers, 1, 4096, "servers at the beginning"),
+    CONFIG_U("servers_max", config, servers_max, 1, 4096, "most servers at a time"),
+    CONFIG_U("dedicated", config, dedicated, 0, 1, "1: servers are processes of their own"),
+    CONFIG_U("allow_insecure", config, allow_insecure, 0, 1, "1: TCP works without a key"),
+    CONFIG_U("order_by_rate", config, order_by_rate, 0, 1, "1: fast hosts come first in a ring"),
+    CONFIG_T("coordinator", config, coordinator, CONFIG_TEXT, "address of server 0"),
+    CONFIG_T("job", config, job, CONFIG_TEXT, "name of the fabric"),
+    CONFIG_T("key", config, key, CONFIG_SECRET, "16 to 128 characters that all nodes have"),
+    CONFIG_T("key_file", config, key_file, CONFIG_TEXT, "file with the key, of this user alone"),
+    CONFIG_T("listen", config, listen, CONFIG_TEXT, "address of this node"),
+    CONFIG_T("socket_ifname", config, ifname, CONFIG_TEXT, "for TCP: eth, ^docker, =eth0,eth1"),
+    CONFIG_TIME("timeout_ms", timeout_ns, 1, "deadline of a call, joining included"),
+    CONFIG_TIME("heartbeat_ms", heartbeat_ns, 1, "a peer is dead after 5 without a byte"),
+    CONFIG_TIME("silent_death_ms", silent_death_ns, 1, "limit for a peer that is stopped"),
+    CONFIG_U("seed", config, seed, 1, UINT64_MAX, "of random choices"),
+    CONFIG_W("transport", config, transports, 1, 0, "what carries the bytes", {"auto", 0},
+             {"tcp", MLFAB_USE_TCP}, {"shm", MLFAB_USE_SHM}, {"mpi", MLFAB_USE_MPI},
              {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
-    CONFIG_W("progress", mlfab_config, progress, 1, 0, {"thread", MLFAB_PROGRESS_THREAD},
-             {"hand", MLFAB_PROGRESS_HAND}),
-    CONFIG_W("kernels", mlfab_config, kernels, 1, 0, {"own", MLFAB_KERNELS_OWN},
+    CONFIG_W("progress", config, progress, 1, 0, "what moves data: a thread, or calls alone",
+             {"thread", MLFAB_PROGRESS_THREAD}, {"hand", MLFAB_PROGRESS_HAND}),
+    CONFIG_W("kernels", config, kernels, 1, 0, "what adds numbers", {"own", MLFAB_KERNELS_OWN},
              {"cblas", MLFAB_KERNELS_CBLAS}),
-    CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
-    CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
-             {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),
-    /* From 1 on: no update has a delay below 0. */
-    CONFIG_W("delay_bound", mlfab_config, schedule.delay_bound, 1, UINT64_MAX - 1,
-             {"none", MLFAB_UNBOUNDED}),
-    CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
-    CONFIG_TIME("plan_ahead_ms", schedule.plan_ahead_ns),
-    CONFIG_T("checkpoint_dir", mlfab_config, checkpoint_dir, CONFIG_TEXT),
-    CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
-    CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
-    CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
-    CONFIG_U("history", mlfab_config, history, 1, UINT32_MAX, 1),
-    CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
-    CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
-    CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
-    CONFIG_U("mpi_lend", mlfab_config, mpi_lend, 0, 1, 1),
-    CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
-    CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
-    CONFIG_R("div_max", mlfab_config, div_max, CONFIG_INF),
-    CONFIG_T("vote_dir", mlfab_config, vote_dir, CONFIG_TEXT),
-    CONFIG_W("ack", mlfab_config, ack, 1, 0, {"applied", MLFAB_ACK_APPLIED},
-             {"durable", MLFAB_ACK_DURABLE}),
+    CONFIG_W("payload_crc", config, no_payload_crc, 1, 0, "1: checksums of data over TCP", {"0", 1},
+             {"1", 0}),
+    CONFIG_W("scheduler", config, scheduler, 1, 0, "who plans large pushes and pulls",
+             {"none", MLFAB_SCHEDULER_NONE}, {"beside", MLFAB_SCHEDULER_BESIDE},
+             {"own", MLFAB_SCHEDULER_OWN}),
+    CONFIG_W("delay_bound", config, schedule.delay_bound, 1, UINT64_MAX - 1,
+             "drops updates that come so many versions late, or none", {"none", MLFAB_UNBOUNDED}),
+    CONFIG_W("accumulators", config, accumulators, 1, 64, "sums for others at a time, or none (2)",
+             {"none", UINT32_MAX}),
+    CONFIG_TIME("plan_ahead_ms", schedule.plan_ahead_ns, 1, "plans if the link is booked for less"),
+    CONFIG_T("checkpoint_dir", config, checkpoint_dir, CONFIG_TEXT, "directory of checkpoints"),
+    CONFIG_U("checkpoint_commits", config, checkpoint_commits, 1, INT64_MAX,
+             "commits before the next"),
+    CONFIG_U("checkpoint_keep", config, checkpoint_keep, 1, 1000000, "checkpoints that stay (2)"),
+    CONFIG_T("resume", config, resume, CONFIG_TEXT, "directory whose newest checkpoint is loaded"),
+    CONFIG_U("history", config, history, 1, UINT32_MAX, "loads checkpoints of this history only"),
+    CONFIG_T("log", config, log, CONFIG_TEXT, "error, warn, info or debug; or LEVEL:FILE"),
+    CONFIG_T("metrics", config, metrics, CONFIG_TEXT, "file of counters, for mlfab-top"),
+    CONFIG_T("trace", config, trace, CONFIG_TEXT, "file of transfers, for ui.perfetto.dev"),
+    CONFIG_U("mpi_lend", config, mpi_lend, 0, 1, "1: MPI sends large data without a copy"),
+    CONFIG_TIME("metrics_ms", metrics_ns, 10, "time between two writes of the metrics"),
+    CONFIG_U("replicas", config, replicas, 0, 1, "1: each server has a replica"),
+    CONFIG_R("div_max", config, div_max, CONFIG_INF, "largest distance of a replica"),
+    CONFIG_T("vote_dir", config, vote_dir, CONFIG_TEXT, "directory of votes about servers"),
+    CONFIG_W("ack", config, ack, 1, 0, "what ends a push, with replicas",
+             {"applied", MLFAB_ACK_APPLIED}, {"durable", MLFAB_ACK_DURABLE}),
 };
 
 static const config_setting config_model[] = {
-    CONFIG_N("optimizer", mlfab_model_options, optimizer, mlfab__optimizer_name),
-    CONFIG_R("gamma", mlfab_model_options, gamma, 1.0),
-    CONFIG_R("beta1", mlfab_model_options, beta1, 1.0),
-    CONFIG_R("beta2", mlfab_model_options, beta2, 1.0),
-    CONFIG_R("epsilon", mlfab_model_options, epsilon, CONFIG_HUGE),
-    CONFIG_R("weight_decay", mlfab_model_options, weight_decay, CONFIG_HUGE),
-    CONFIG_N("consistency", mlfab_model_options, consistency.kind, mlfab__sync_name),
-    CONFIG_U("staleness", mlfab_model_options, consistency.staleness, 0, INT64_MAX, 1),
-    CONFIG_U("need", mlfab_model_options, consistency.need, 1, 65536, 1),
-    CONFIG_R("chance", mlfab_model_options, consistency.chance, 1.0),
-    CONFIG_R("alpha", mlfab_model_options, consistency.alpha, CONFIG_HUGE),
-    CONFIG_U("mean", mlfab_model_options, mean, 0, 1, 1),
-    CONFIG_U("slices", mlfab_model_options, slices, 1, 4096, 1),
-    CONFIG_U("tags", mlfab_model_options, tags, 1, 65536, 1),
+    CONFIG_N("optimizer", model_options, optimizer, mlfab__optimizer_name, "rule of updates"),
+    CONFIG_R("gamma", model_options, gamma, 1, "momentum"),
+    CONFIG_R("beta1", model_options, beta1, 1, "adam: decay of the mean"),
+    CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop: decay of the square"),
+    CONFIG_R("epsilon", model_options, epsilon, CONFIG_HUGE, "added to divisors"),
+    CONFIG_R("weight_decay", model_options, weight_decay, CONFIG_HUGE, "decay of weights"),
+    CONFIG_N("consistency", model_options, consistency.kind, mlfab__sync_name, "when a pull waits"),
+    CONFIG_U("staleness", model_options, consistency.staleness, 0, INT64_MAX, "iterations ahead"),
+    CONFIG_U("need", model_options, consistency.need, 1, 65536, "drop: pushes of a round"),
+    CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
+    CONFIG_R("alpha", model_options, consistency.alpha, CONFIG_HUGE, "pssp_dynamic: weight"),
+    CONFIG_U("mean", model_options, mean, 0, 1, "1: the mean of a round, not the sum"),
+    CONFIG_U("slices", model_options, slices, 1, 4096, "parts of the model at a server"),
+    CONFIG_U("tags", model_options, tags, 1, 65536, "elements of a tag; pulls get what changed"),
 };
 
 static const config_setting config_filter[] = {
-    CONFIG_R("filter_threshold", mlfab_filter, threshold, CONFIG_HUGE),
-    CONFIG_R("filter_decay", mlfab_filter, decay, CONFIG_HUGE),
-    CONFIG_R("filter_drop", mlfab_filter, drop, 1.0),
-    CONFIG_R("filter_top", mlfab_filter, top, 1.0),
-    CONFIG_W("filter_half", mlfab_filter, half, 1, 0, {"none", MLFAB_HALF_NONE},
+    CONFIG_R("filter_threshold", filter, threshold, CONFIG_HUGE, "holds smaller elements back"),
+    CONFIG_R("filter_decay", filter, decay, CONFIG_HUGE, "how the threshold falls"),
+    CONFIG_R("filter_drop", filter, drop, 1, "probability that one is held back"),
+    CONFIG_R("filter_top", filter, top, 1, "share of elements that travels"),
+    CONFIG_W("filter_half", filter, half, 1, 0, "16 bits an element", {"none", MLFAB_HALF_NONE},
              {"f16", MLFAB_HALF_F16}, {"bf16", MLFAB_HALF_BF16}),
 };
 
+enum { CONFIG_OTHERS, CONFIG_SETTINGS, CONFIG_MODEL, CONFIG_FILTER, CONFIG_TABLES };
+static const struct {
+  const config_setting *rows;
+  size_t n, bytes; /* of the struct, which begins with its size */
+  const char *set;
+} config_tables[] = {
+    {config_others, 2, sizeof(mlfab_config), "mlfab_config_set"},
+    {config_settings, MLFAB__COUNT(config_settings), sizeof(mlfab_config), "mlfab_config_set"},
+    {config_model, MLFAB__COUNT(config_model), sizeof(mlfab_model_options),
+     "mlfab_model_options_set"},
+    {config_filter, MLFAB__COUNT(config_filter), sizeof(mlfab_filter), "mlfab_filter_set"}};
+
 /* --- names --- */
 
-/* Names of `rank` and `role`, which have code of their own, and of variables that other files and programs read. */
-static const char *const config_others[] = {"rank", "role"};
-static const char *const config_foreign[] = {"data", "build"};
+/* Members of structs that have quite another name as a setting. */
+static const char *const config_alias[][2] = {
+    {"sync", "consistency"}, {"world_size", "workers"}, {"address", "coordinator"}};
 
-/* Members of structs whose settings have another name. */
-static const char *const config_alias[][2] = {{"sync", "consistency"},
-                                              {"ifname", "socket_ifname"},
-                                              {"transports", "transport"},
-                                              {"roles", "role"},
-                                              {"no_payload_crc", "payload_crc"},
-                                              {"world_size", "workers"},
-                                              {"address", "coordinator"},
-                                              {"timeout_ns", "timeout_ms"},
-                                              {"heartbeat_ns", "heartbeat_ms"},
-                                              {"metrics_ns", "metrics_ms"},
-                                              {"silent_death_ns", "silent_death_ms"}};
-
-MLFAB_API const char *mlfab_setting_name(uint32_t index) {
-  const uint32_t others = (uint32_t)MLFAB__COUNT(config_others);
-  const uint32_t settings = (uint32_t)MLFAB__COUNT(config_settings);
-  const uint32_t model = (uint32_t)MLFAB__COUNT(config_model);
-  if (index < others) return config_others[index];
-  if ((index -= others) < settings) return config_settings[index].name;
-  if ((index -= settings) < model) return config_model[index].name;
-  index -= model;
-  return index < MLFAB__COUNT(config_filter) ? config_filter[index].name : NULL;
+/* Setting `index` of all tables, or NULL; *table_p: its table. */
+static const config_setting *config_at(uint32_t index, int *table_p) {
+  for (*table_p = 0; *table_p < CONFIG_TABLES; index -= (uint32_t)config_tables[(*table_p)++].n)
+    if (index < config_tables[*table_p].n) return &config_tables[*table_p].rows[index];
+  return NULL;
 }
 
-/* The least number of changed, missing and added characters (Levenshtein), for names of at most 31. */
-static uint32_t config_distance(const char *a, const char *b) {
-  uint32_t row[32], bytes = (uint32_t)strlen(b);
-  if (strlen(a) > 31 || bytes > 31) return UINT32_MAX;
-  for (uint32_t k = 0; k <= bytes; k++) row[k] = k;
-  for (uint32_t i = 0; a[i]; i++) {
-    uint32_t corner = row[0];
-    row[0] = i + 1;
-    for (uint32_t k = 0; k < bytes; k++) {
-      uint32_t changed = corner + (a[i] != b[k]);
-      corner = row[k + 1];
-      row[k + 1] = (uint32_t)mlfab__min(changed, 1 + mlfab__min(corner, row[k]));
-    }
-  }
-  return row[bytes];
+MLFAB_API const char *mlfab_setting_name(uint32_t index) {
+  int table;
+  const config_setting *s = config_at(index, &table);
+  return s ? s->name : NULL;
 }
 
 MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
   const char *best = NULL, *other;
-  uint32_t least = (uint32_t)mlfab__max(1, mlfab__min(3, strlen(name) / 3));
+  uint32_t least = UINT32_MAX;
   for (size_t i = 0; i < MLFAB__COUNT(config_alias); i++) {
     if (!strcmp(name, config_alias[i][0])) return config_alias[i][1];
   }
   for (uint32_t i = 0; (other = mlfab_setting_name(i)) != NULL; i++) {
-    uint32_t far = config_distance(name, other);
-    if (far > least || (best && far == least)) continue;
+    uint32_t far = mlfab__misspelt(name, other);
+    if (far >= least) continue;
     best = other;
     least = far;
   }
@@ -199,14 +194,17 @@ MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
   return best;
 }
 
+/* Copies n characters with the letters of the other case: `first` is 'a' or 'A', of those that change. */
+static void config_case(char *to, const char *from, size_t n, char first) {
+  for (size_t k = 0; k < n; k++)
+    to[k] = (char)(from[k] >= first && from[k] <= first + 25 ? from[k] ^ 32 : from[k]);
+  to[n] = 0;
+}
+
 /* The variable of a setting. */
 static void config_variable_of(const char *setting, char name[64]) {
   memcpy(name, "MLFAB_", 6);
-  size_t k = 0;
-  for (; setting[k] && k < 57; k++)
-    name[6 + k] =
-        (char)(setting[k] >= 'a' && setting[k] <= 'z' ? setting[k] - 'a' + 'A' : setting[k]);
-  name[6 + k] = 0;
+  config_case(name + 6, setting, mlfab__min(strlen(setting), 57), 'a');
 }
 
 /* Does any code read this variable? `setting`: its name in lower case, without MLFAB_. */
@@ -214,9 +212,7 @@ static int config_is_known(const char *setting) {
   const char *name;
   if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
   if (!strncmp(setting, "mpi_", 4) || !strncmp(setting, "store_", 6)) return 1; /* of extras/ */
-  for (size_t i = 0; i < MLFAB__COUNT(config_foreign); i++) {
-    if (!strcmp(setting, config_foreign[i])) return 1;
-  }
+  if (!strcmp(setting, "data") || !strcmp(setting, "build")) return 1;          /* of programs */
   for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
     if (!strcmp(setting, name)) return 1;
   }
@@ -226,23 +222,17 @@ static int config_is_known(const char *setting) {
 MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
                                         size_t room) {
   for (; variables && variables[*at_p]; ++*at_p) {
-    const char *variable = variables[*at_p];
+    const char *variable = variables[*at_p], *nearest = NULL;
     size_t bytes = strcspn(variable, "=");
-    char setting[32], name[64];
+    char setting[32], name[64] = "";
     if (strncmp(variable, "MLFAB_", 6) != 0 || bytes < 7 || bytes - 6 >= sizeof setting ||
         !variable[bytes] || !variable[bytes + 1])
       continue;
-    int upper = 1;
-    for (size_t k = 6; k < bytes; k++) {
-      upper &= variable[k] < 'a' || variable[k] > 'z';
-      setting[k - 6] =
-          (char)(variable[k] >= 'A' && variable[k] <= 'Z' ? variable[k] - 'A' + 'a' : variable[k]);
-    }
-    setting[bytes - 6] = 0;
-    if (upper && config_is_known(setting)) continue;
-    const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
-    if (!nearest) continue; /* no misspelling: a variable of a script or a test */
-    config_variable_of(nearest, name);
+    config_case(setting, variable + 6, bytes - 6, 'A');
+    nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
+    if (nearest) config_variable_of(nearest, name);
+    /* Without a near name, the variable is a script's or a test's own. */
+    if (!nearest || (strlen(name) == bytes && !strncmp(name, variable, bytes))) continue;
     snprintf(text, room, "the variable %.*s has no meaning; the nearest is %s", (int)bytes,
              variable, name);
     ++*at_p;
@@ -260,60 +250,70 @@ static int config_bad(mlfab_error *error, const char *name, const char *value, c
 /* A whole number in low..high. */
 static int config_number(const char *name, const char *text, uint64_t low, uint64_t high,
                          uint64_t *value_p, mlfab_error *error) {
-  char *end, want[80];
+  char *end;
   errno = 0;
   unsigned long long value = strtoull(text, &end, 10);
   /* Digits only: strtoull would take blanks and signs. */
-  if (*end || text[0] < '0' || text[0] > '9' || errno || value < low || value > high) {
-    snprintf(want, sizeof want, "not a whole number in %llu..%llu", (unsigned long long)low,
-             (unsigned long long)high);
-    return config_bad(error, name, text, want);
-  }
+  if (*end || text[0] < '0' || text[0] > '9' || errno || value < low || value > high)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s='%.100s': not a whole number in %llu..%llu",
+                       name, text, (unsigned long long)low, (unsigned long long)high);
   *value_p = value;
   return 0;
 }
 
-static int config_real(const char *name, const char *text, double most, double *value_p,
+static int config_real(const config_setting *s, const char *name, const char *text, double *value_p,
                        mlfab_error *error) {
-  char *end, want[80];
+  char *end;
   double value = mlfab__real(text, &end);
-  int open = most == CONFIG_INF;
-  if (open) most = CONFIG_HUGE;
-  if (open && !strcmp(text, "inf")) {
-    value = HUGE_VAL;
-  } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
-    mlfab__format(want, sizeof want,
-                  open                 ? "not a number from 0 on, nor inf"
-                  : most < CONFIG_HUGE ? "not a number from 0 to %g"
-                                       : "not a number from 0 on",
-                  most);
-    return config_bad(error, name, text, want);
-  }
+  if (s->high == CONFIG_INF && !strcmp(text, "inf")) return *value_p = HUGE_VAL, 0;
+  if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) ||
+      (s->high == 1 && value > 1.0))
+    return config_bad(error, name, text,
+                      s->high == CONFIG_INF ? "not a number from 0 on (or inf)"
+                      : s->high == 1        ? "not a number from 0 to 1"
+                                            : "not a number from 0 on");
   *value_p = value;
   return 0;
 }
 
-/* Reads one of the words, or a number if the setting has a range. */
+/* Word i of a setting and its value, or NULL. */
+static const char *config_word_at(const config_setting *s, uint32_t i, uint64_t *value_p) {
+  if (s->words) return *value_p = s->words[i].value, s->words[i].word;
+  const char *word = s->word_of ? s->word_of(i) : "unknown";
+  *value_p = i;
+  return strcmp(word, "unknown") != 0 ? word : NULL;
+}
+
+/* One of the words, or a number where the setting has a range. */
 static int config_choice(const config_setting *s, const char *name, const char *text,
                          uint64_t *value_p, mlfab_error *error) {
   char want[160] = "not one of:";
-  for (const config_word *w = s->words; w && w->word; w++) {
-    if (!strcmp(text, w->word)) return *value_p = w->value, 0;
+  const char *word;
+  for (uint32_t i = 0; (word = config_word_at(s, i, value_p)) != NULL; i++) {
     size_t at = strlen(want);
-    snprintf(want + at, sizeof want - at, " %s", w->word);
-  }
-  for (uint32_t v = 0; s->word_of && strcmp(s->word_of(v), "unknown") != 0; v++) {
-    if (!strcmp(text, s->word_of(v))) return *value_p = v, 0;
-    size_t at = strlen(want);
-    snprintf(want + at, sizeof want - at, " %s", s->word_of(v));
+    if (!strcmp(text, word)) return 0;
+    snprintf(want + at, sizeof want - at, " %s", word);
   }
   if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
     snprintf(want + strlen(want), sizeof want - strlen(want),
              ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);
-  int code = config_number(name, text, s->low, s->high, value_p, error);
-  *value_p *= code ? 1 : s->unit;
-  return code;
+  return config_number(name, text, s->low, s->high, value_p, error);
+}
+
+/* A time in low..high ms; a bare number counts ms. */
+static int config_time(const config_setting *s, const char *name, const char *text,
+                       uint64_t *value_p, mlfab_error *error) {
+  char *end;
+  double ms = mlfab__real(text, &end) * mlfab__unit_of(end, mlfab__times, CONFIG_MS) / CONFIG_MS;
+  /* A bare number has digits only. */
+  if (text[0] < '0' || text[0] > '9' || (!*end && text[strspn(text, "0123456789")]) ||
+      !(ms >= (double)s->low && ms <= (double)s->high))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "%s='%.100s': not a time from %ums to 24h (" MLFAB__TIMES ")", name, text,
+                       (unsigned)s->low);
+  *value_p = (uint64_t)(ms * CONFIG_MS + 0.5);
+  return 0;
 }
 
 /* Sets the member from a text. Errors use `name`, and leave the member unchanged. */
@@ -324,60 +324,50 @@ static int config_put(void *base, const config_setting *s, const char *name, con
   double real = 0.0;
   uint32_t small;
   int code = 0;
-  switch (s->kind) {
-    case CONFIG_TEXT:
-      if (strlen(text) >= s->bytes) return config_bad(error, name, text, "too long");
-      memcpy(member, text, strlen(text) + 1);
-      return 0;
-    case CONFIG_SECRET: /* the error does not quote it: errors are logged */
-      if (strlen(text) >= s->bytes)
-        return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: longer than two keys can be", name);
-      memcpy(member, text, strlen(text) + 1);
-      return 0;
-    case CONFIG_REAL:
-      code = config_real(name, text, s->most, &real, error);
-      if (!code) memcpy(member, &real, sizeof real);
-      return code;
-    default:
-      code = config_choice(s, name, text, &value, error);
-      small = (uint32_t)value;
-      if (!code)
-        memcpy(member, s->bytes == sizeof small ? (void *)&small : (void *)&value, s->bytes);
-      return code;
+  if (s->kind == CONFIG_REAL) {
+    code = config_real(s, name, text, &real, error);
+    if (!code) memcpy(member, &real, sizeof real);
+  } else if (s->kind < CONFIG_REAL) {
+    code = s->kind == CONFIG_TIMES ? config_time(s, name, text, &value, error)
+                                   : config_choice(s, name, text, &value, error);
+    small = (uint32_t)value;
+    if (!code) memcpy(member, s->bytes == sizeof small ? (void *)&small : (void *)&value, s->bytes);
+  } else if (strlen(text) < s->bytes) {
+    memcpy(member, text, strlen(text) + 1);
+  } else if (s->kind == CONFIG_SECRET) { /* the error does not quote it: errors are logged */
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: longer than two keys can be", name);
+  } else {
+    return config_bad(error, name, text, "too long");
   }
+  return code;
 }
 
-static int config_has(const config_setting *settings, size_t n, const char *name) {
-  size_t i = 0;
-  while (i < n && strcmp(settings[i].name, name) != 0) i++;
-  return i < n;
-}
-
-static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
-                      const char *value, mlfab_error *error) {
-  if (!base || !name || !value)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the struct, the name or the value is NULL");
-  for (size_t i = 0; i < n; i++) {
-    if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
-  }
-  char want[120] = "there is no such setting";
+static int config_set(void *base, int table, const char *name, const char *value,
+                      mlfab_error *error) {
+  uint32_t bytes = 0;
+  if (base) memcpy(&bytes, base, sizeof bytes);
+  if (!name || !value || bytes != config_tables[table].bytes)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_ARGUMENT,
+        "the struct, the name or the value is NULL, or the struct was not initialised");
+  int of = CONFIG_TABLES;
+  const config_setting *s;
   const char *nearest = mlfab__config_nearest(name);
-  if (nearest && !strcmp(nearest, name))
-    snprintf(want, sizeof want, "there is no such setting in this struct: %s has it",
-             config_has(config_model, MLFAB__COUNT(config_model), name) ? "mlfab_model_options_set"
-             : config_has(config_filter, MLFAB__COUNT(config_filter), name) ? "mlfab_filter_set"
-                                                                            : "mlfab_config_set");
-  else if (nearest)
-    snprintf(want, sizeof want, "there is no such setting; the nearest is %s", nearest);
-  return config_bad(error, name, value, want);
+  for (uint32_t i = 0; (s = config_at(i, &of)) != NULL && strcmp(s->name, name) != 0;) i++;
+  if (s && of == table) return config_put(base, s, name, value, error);
+  if (s)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "%s='%.100s': there is no such setting in this struct: %s has it", name,
+                       value, config_tables[of].set);
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s='%.100s': there is no such setting%s%s", name,
+                     value, nearest ? "; the nearest is " : "", nearest ? nearest : "");
 }
 
 /* Sets the members that equal those of `initial` from the environment. */
-static int config_environment(void *base, const void *initial, const config_setting *settings,
-                              size_t n, mlfab_error *error) {
+static int config_environment(void *base, const void *initial, int table, mlfab_error *error) {
   int code = 0;
-  for (size_t i = 0; i < n && !code; i++) {
-    const config_setting *s = &settings[i];
+  for (size_t i = 0; i < config_tables[table].n && !code; i++) {
+    const config_setting *s = &config_tables[table].rows[i];
     char name[64];
     config_variable_of(s->name, name);
     const char *text = getenv(name);
@@ -389,14 +379,10 @@ static int config_environment(void *base, const void *initial, const config_sett
 
 /* --- rank, role, coordinator --- */
 
-static const config_setting config_roles = CONFIG_W(
-    "role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER}, {"server", MLFAB_ROLE_SERVER},
-    {"scheduler", MLFAB_ROLE_SCHEDULER}, {"replica", MLFAB_ROLE_REPLICA});
-
-/* Call it after `dedicated` and `join` are set: the meaning of a server's role depends on them. */
+/* Call it after `dedicated` and `join` are set: the role of a server depends on them. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
-  int code = config_choice(&config_roles, name, text, &roles, error);
+  int code = config_choice(&config_others[CONFIG_ROLE], name, text, &roles, error);
   if (code) return code;
   int alone = c->dedicated || c->join;
   if ((roles == MLFAB_ROLE_SERVER || roles == MLFAB_ROLE_REPLICA) && !alone)
@@ -405,8 +391,8 @@ static int config_role(mlfab_config *c, const char *name, const char *text, mlfa
   return 0;
 }
 
-/* The launchers of processes, in order of precedence. `size` NULL: the launcher gives only a rank, even to processes
- * that do not belong together. So its rank counts only if the number of workers is known. */
+/* Who starts processes, in the order in which they are asked. `size` NULL: the launcher tells a rank only, also of
+ * processes that are strangers. Then the rank counts only if the number of workers is known. */
 enum config_launcher {
   CONFIG_MLFAB,
   CONFIG_TORCHRUN,
@@ -420,14 +406,13 @@ enum config_launcher {
 
 static const struct {
   const char *rank, *size;
-} config_launchers[CONFIG_NOBODY] = {
-    [CONFIG_MLFAB] = {"MLFAB_RANK", "MLFAB_WORKERS"},
-    [CONFIG_TORCHRUN] = {"RANK", "WORLD_SIZE"},
-    [CONFIG_OPENMPI] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    [CONFIG_PMI] = {"PMI_RANK", "PMI_SIZE"},
-    [CONFIG_SLURM] = {"SLURM_PROCID", "SLURM_NTASKS"},
-    [CONFIG_PMIX] = {"PMIX_RANK", NULL},
-    [CONFIG_KUBERNETES] = {"JOB_COMPLETION_INDEX", NULL}};
+} config_launchers[CONFIG_NOBODY] = {{"MLFAB_RANK", "MLFAB_WORKERS"},
+                                     {"RANK", "WORLD_SIZE"},
+                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                     {"PMI_RANK", "PMI_SIZE"},
+                                     {"SLURM_PROCID", "SLURM_NTASKS"},
+                                     {"PMIX_RANK", NULL},
+                                     {"JOB_COMPLETION_INDEX", NULL}};
 
 /* The value of a variable; NULL also for an empty one. */
 static const char *config_variable(const char *name) {
@@ -468,19 +453,17 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   if (code) return code;
   if (!rank_given) c->rank = (int32_t)rank;
   if (c->workers || c->transports & MLFAB_USE_MPI) return 0;
-  if (!world && from == CONFIG_MLFAB)
-    return config_bad(error, name, text, "is set, but MLFAB_WORKERS is not");
-  if (!world)
-    return config_bad(error, name, text,
-                      "is set, but the variable with the number of processes is not");
-  code = config_number(config_launchers[from].size, world, 1, 65536, &size, error);
+  const char *variable = config_launchers[from].size;
+  char want[80];
+  snprintf(want, sizeof want, "is set, but %s is not", variable);
+  if (!world) return config_bad(error, name, text, want);
+  code = config_number(variable, world, 1, 65536, &size, error);
   if (code) return code;
   c->workers = (uint32_t)size;
-  if (from == CONFIG_MLFAB || rank < size)
-    return 0; /* dedicated servers have numbers of their own */
-  char want[80];
-  snprintf(want, sizeof want, "with %s=%u the ranks are 0..%u", config_launchers[from].size,
-           (unsigned)size, (unsigned)size - 1);
+  /* Dedicated servers have numbers of their own. */
+  if (from == CONFIG_MLFAB || rank < size) return 0;
+  snprintf(want, sizeof want, "with %s=%s the ranks are 0..%u", variable, world,
+           (unsigned)size - 1);
   return config_bad(error, name, text, want);
 }
 
@@ -533,8 +516,8 @@ static int config_is_one_host(const char *host) {
          !strcmp(host, "[::1]");
 }
 
-/* Makes a Unix socket the meeting place. It needs no key: the kernel identifies the user at the other end. `name`: one
- * for all processes of the run, and for no other run of this user here. Returns 0 if it is too long. */
+/* A Unix socket needs no key: the kernel tells whose process is at the other end. All processes of the run have the
+ * same `name`, and no other run of this user on this host. 0: the name is too long for an address. */
 static int config_meet_here(mlfab_config *c, const char *name) {
 #if defined(__linux__)
   static const char place[] = "@";
@@ -592,32 +575,16 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   return config_bad(error, "MASTER_ADDR", host, "too long");
 }
 
-MLFAB_API void mlfab_config_init(mlfab_config *config) {
-  if (!config) return;
-  memset(config, 0, sizeof *config);
-  config->size = sizeof *config;
-  mlfab_schedule_init(&config->schedule);
-}
-
-MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
-  if (!schedule) return;
-  memset(schedule, 0, sizeof *schedule);
-  schedule->size = sizeof *schedule;
-  schedule->delay_bound = MLFAB_UNBOUNDED;
-}
-
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {
-  if (!config || config->size != sizeof *config) {
+  if (!config || config->size != sizeof *config)
     return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "config is NULL or was not initialised");
-  }
   mlfab_config c = *config, initial;
   const char *role = getenv("MLFAB_ROLE");
   int rank_given = c.rank != 0;
   mlfab_config_init(&initial);
   /* Size 0 means all defaults; settings of the environment need the real values. */
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
-  int code =
-      config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
+  int code = config_environment(&c, &initial, CONFIG_SETTINGS, error_p);
   if (!code) config_job(&c);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
   if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
@@ -653,23 +620,15 @@ MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_
 
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p) {
-  uint64_t rank = 0;
-  if (config && config->size != sizeof *config)
-    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "config was not initialised");
-  if (config && name && value && !strcmp(name, "role"))
+  if (config && config->size == sizeof *config && name && value && !strcmp(name, "role"))
     return config_role(config, name, value, error_p);
-  if (!config || !name || !value || strcmp(name, "rank") != 0)
-    return config_set(config, config_settings, MLFAB__COUNT(config_settings), name, value, error_p);
-  int code = config_number(name, value, 0, INT32_MAX, &rank, error_p);
-  if (!code) config->rank = (int32_t)rank;
-  return code;
+  int rank = name && !strcmp(name, "rank");
+  return config_set(config, rank ? CONFIG_OTHERS : CONFIG_SETTINGS, name, value, error_p);
 }
 
 MLFAB_API int mlfab_model_options_set(mlfab_model_options *options, const char *name,
                                       const char *value, mlfab_error *error_p) {
-  if (options && options->size != sizeof *options)
-    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the options were not initialised");
-  int code = config_set(options, config_model, MLFAB__COUNT(config_model), name, value, error_p);
+  int code = config_set(options, CONFIG_MODEL, name, value, error_p);
   if (!code) options->consistency.size = sizeof options->consistency;
   return code;
 }
@@ -681,7 +640,7 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
   mlfab_model_options made = *options;
   /* With `sync` set, the caller has chosen the consistency model. */
   int chosen = made.sync != 0 && made.consistency.size == 0;
-  int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
+  int code = config_environment(&made, &initial, CONFIG_MODEL, error_p);
   if (code) return code;
   if (made.consistency.kind == MLFAB_SYNC_PSSP &&
       made.consistency.kind != options->consistency.kind && !config_variable("MLFAB_CHANCE") &&
@@ -696,9 +655,7 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
 
 MLFAB_API int mlfab_filter_set(mlfab_filter *filter, const char *name, const char *value,
                                mlfab_error *error_p) {
-  if (filter && filter->size != sizeof *filter)
-    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the filter was not initialised");
-  return config_set(filter, config_filter, MLFAB__COUNT(config_filter), name, value, error_p);
+  return config_set(filter, CONFIG_FILTER, name, value, error_p);
 }
 
 MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) {
@@ -706,55 +663,68 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
   if (!filter || filter->size != sizeof *filter)
     return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the filter is NULL or was not initialised");
   mlfab_filter made = *filter;
-  int code =
-      config_environment(&made, &initial, config_filter, MLFAB__COUNT(config_filter), error_p);
+  int code = config_environment(&made, &initial, CONFIG_FILTER, error_p);
   if (!code) *filter = made;
   return code;
 }
 
-/* --- for bindings --- */
+/* --- for people, and for bindings --- */
 
-#define CONFIG_S(name) \
-  { #name, sizeof(mlfab_##name) }
+/* The value of a member as a text; "-": none gives it. */
+static void config_say_value(const config_setting *s, const char *member, char text[64]) {
+  uint32_t small;
+  uint64_t value, given;
+  double real;
+  const char *word = s->kind < CONFIG_TEXT ? NULL : *member ? member : "-";
+  memcpy(&small, member, sizeof small);
+  value = small;
+  if (s->bytes == sizeof value) memcpy(&value, member, sizeof value);
+  memcpy(&real, &value, sizeof real);
+  if (s->kind == CONFIG_TIMES) value /= CONFIG_MS;
+  for (uint32_t i = 0; !word && (word = config_word_at(s, i, &given)) != NULL && given != value;
+       i++)
+    word = NULL;
+  if (s->kind == CONFIG_REAL)
+    mlfab__format(text, 64, "%g", real);
+  else if (word || value < s->low || value > s->high)
+    snprintf(text, 64, "%.63s", word ? word : "-");
+  else
+    snprintf(text, 64, "%llu%s", (unsigned long long)value, s->kind == CONFIG_TIMES ? "ms" : "");
+}
+
+MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room) {
+  int table;
+  const config_setting *s = config_at(index, &table);
+  const mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT;
+  const mlfab_filter filter = {.size = sizeof filter};
+  mlfab_config initial, complete;
+  mlfab_error error = {.text = "': not a text"};
+  char value[64];
+  if (!s || !text) return MLFAB_ERR_ARGUMENT;
+  mlfab_config_init(&initial);
+  (void)mlfab__config_complete(&initial, &complete, NULL);
+  const void *of[] = {&complete, &complete, &model, &filter};
+  config_say_value(s, (const char *)of[table] + s->at, value);
+  (void)config_put(&initial, s, "", "?",
+                   &error); /* a text is set; else the error lists the values */
+  snprintf(text, room, "%s\t%s\t%s", strstr(error.text, "': not ") + 7, value, s->meaning);
+  return 0;
+}
+
+#define CONFIG_STRUCTS(X)                                                                    \
+  X(error), X(buf), X(files), X(env), X(schedule), X(config), X(sync), X(sync_state),        \
+      X(model_options), X(checkpoint_options), X(checkpoint_info), X(push_options),          \
+      X(pull_options), X(result), X(filter_info), X(filter), X(collective), X(vec),          \
+      X(partial_options), X(partial_info), X(edge), X(graph_info), X(stochastic_options),    \
+      X(stochastic_info), X(stats), X(update_info), X(pull_info), X(event_info), X(measure), \
+      X(io_event), X(transport_options), X(transport), X(layer)
+#define CONFIG_S(of) \
+  { #of, sizeof(mlfab_##of) }
 
 static const struct {
   const char *name;
   size_t bytes;
-} config_structs[] = {
-    CONFIG_S(error),
-    CONFIG_S(buf),
-    CONFIG_S(files),
-    CONFIG_S(env),
-    CONFIG_S(schedule),
-    CONFIG_S(config),
-    CONFIG_S(sync),
-    CONFIG_S(sync_state),
-    CONFIG_S(model_options),
-    CONFIG_S(checkpoint_options),
-    CONFIG_S(checkpoint_info),
-    CONFIG_S(push_options),
-    CONFIG_S(pull_options),
-    CONFIG_S(result),
-    CONFIG_S(filter_info),
-    CONFIG_S(filter),
-    CONFIG_S(collective),
-    CONFIG_S(vec),
-    CONFIG_S(partial_options),
-    CONFIG_S(partial_info),
-    CONFIG_S(edge),
-    CONFIG_S(graph_info),
-    CONFIG_S(stochastic_options),
-    CONFIG_S(stochastic_info),
-    CONFIG_S(stats),
-    CONFIG_S(update_info),
-    CONFIG_S(pull_info),
-    CONFIG_S(event_info),
-    CONFIG_S(measure),
-    CONFIG_S(io_event),
-    CONFIG_S(transport_options),
-    CONFIG_S(transport),
-    CONFIG_S(layer),
-};
+} config_structs[] = {CONFIG_STRUCTS(CONFIG_S)};
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {
   for (size_t i = 0; name && i < MLFAB__COUNT(config_structs); i++) {

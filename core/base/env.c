@@ -85,11 +85,10 @@ MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, 
 #define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
 
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
-  unsigned char *memory, *aligned;
   if (bytes == 0 || bytes > SIZE_MAX - ENV_SLACK) return NULL;
-  memory = env_allocate(env, bytes + ENV_SLACK);
+  unsigned char *memory = env_allocate(env, bytes + ENV_SLACK);
   if (memory == NULL) return NULL;
-  aligned = memory + sizeof(void *);
+  unsigned char *aligned = memory + sizeof(void *);
   aligned += (ENV_ALIGNMENT - (uintptr_t)aligned % ENV_ALIGNMENT) % ENV_ALIGNMENT;
   memcpy(aligned - sizeof(void *), &memory, sizeof memory);
   return aligned;
@@ -141,16 +140,12 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   static const char *const names[] = {"ns", "us", "ms", "s"};
   uint64_t unit = 1;
   unsigned which = 0;
-  while (which < 3 && ns / unit >= 1000) {
-    unit *= 1000;
-    which++;
-  }
+  for (; which < 3 && ns / unit >= 1000; which++) unit *= 1000;
   /* One decimal below 100, truncated, so that 999.99 ms is not printed as 1000 ms. */
   uint64_t whole = ns / unit, tenth = unit == 1 ? 0 : ns % unit / (unit / 10);
-  if (whole < 100 && tenth != 0) {
+  if (whole < 100 && tenth != 0)
     snprintf(buffer, 24, "%u.%u %s", (unsigned)whole, (unsigned)tenth, names[which]);
-  } else {
+  else
     snprintf(buffer, 24, "%llu %s", (unsigned long long)whole, names[which]);
-  }
   return buffer;
 }

@@ -56,6 +56,8 @@ def test_make_install_and_uninstall():
         prefix = folder + "/opt/mlfab"
         for name in (*["include/" + header for header in HEADERS], "lib/libmlfab.a",
                      "lib/libmlfab.so", "bin/mlfab-run", "bin/mlfab-top",
+                     *["share/man/man1/mlfab-%s.1" % tool for tool in ("run", "plan", "sim", "top", "fetch")],
+                     *["share/bash-completion/completions/mlfab-%s" % tool for tool in ("run", "plan", "sim", "top", "fetch")],
                      "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
                      "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
             expect(os.path.exists(os.path.join(prefix, name)), name)
@@ -70,6 +72,8 @@ def test_make_install_and_uninstall():
         with open(prefix + "/lib/pkgconfig/mlfab.pc", encoding="ascii") as file:
             text = file.read()
         expect(folder not in text and "prefix=/opt/mlfab\n" in text and "@" not in text, text)
+        version = do(prefix + "/bin/mlfab-fetch", "--version").out.split()[1]
+        expect(version in do(prefix + "/bin/mlfab-run", "--version").out, "the version of mlfab-fetch", version)
         make("uninstall", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
         left = [os.path.join(f, n) for f, _, names in os.walk(folder) for n in names]
         expect(not left, "nothing is left", left)

@@ -151,7 +151,7 @@ def test_wrong_usage():
                             (("-n", "1", "-s", "2", "--max-servers", "1", "x"), "--max-servers is below -s"),
                             (("-n", "1", "-s", "0", "--max-servers", "1", "x"), "does not go with -s 0"),
                             (("--join", "a", "--insecure", "x"), "MLFAB_ALLOW_INSECURE=1"),
-                            (("--join", "", "x"), "--join takes the address"),
+                            (("--join", "", "x"), "--join='': its ADDRESS is empty"),
                             (("-n", "3", "--max-workers", "2", "x"), "--max-workers is below -n")]:
         result = run(RUN, *arguments)
         expect(result.code == 2 and text in result.err, "wrong usage", result)

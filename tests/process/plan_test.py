@@ -87,6 +87,9 @@ def test_for_people():
             if kind_of(text) != "ssp":
                 svg = read(chart)
                 expect(svg.startswith("<svg ") and svg.endswith("</svg>\n"), "a chart", svg)
+                kinds = set(re.findall(r'height="12" fill="(#\w+)"', svg))  # of the legend
+                expect(kinds == set(re.findall(r'fill="(#\w+)" stroke="white"', svg)), "one colour a kind, in the legend", svg)
+                expect("Time from left to right, in the unit of the file" in svg, "labels", svg)
     result = run(PLAN, [p for p in VECTORS if p.endswith("fig6.txt") and "10_3" not in p][0], "--human")
     for text in ("in group 5 at aggregator 2, starts at 0, there at 3; the sum starts at 3, ends at 5",
                  "3 directly; all are there at 5", "node 7 in 1111"):

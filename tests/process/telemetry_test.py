@@ -385,6 +385,8 @@ def test_a_killed_process():
         expect(len(pids) == 3, "the files of all nodes, one of them cut off", pids)
         picture = run("python3", TRACE_TOOL, "svg", *glob.glob(folder("t.*.json")))
         expect(picture.out.startswith("<svg") and picture.out.count("<rect") > 20, "a picture", picture.err)
+        legend = picture.out[picture.out.rindex("<rect"):]
+        expect("in milliseconds" in picture.out and 'height="12"' in legend and legend.count("<text") == 1, "labels and a legend", legend)
 
 
 # ---- the log
@@ -499,7 +501,7 @@ def test_top_in_lines():
     expect(run(TOP, "--count", 1, "/nowhere/*.prom").code == 1, "no file")
     for wrong in (["--interval", "0"], ["--count", "x"], ["--nonsense"], []):
         result = run(TOP, *wrong)
-        expect(result.code == 2 and "usage:" in result.err, "usage", result)
+        expect(result.code == 2 and result.err.startswith("mlfab-top: ") and result.err.count("\n") == 1, "one line", result)
 
 
 def test_top_survives_any_file():

@@ -480,16 +480,34 @@ TEST(test_uninitialised) {
 TEST(test_set) {
   static const struct {
     const char *name, *value, *bad;
-  } rows[] = {{"workers", "4", "0"},        {"servers", "2", "x"},
-              {"dedicated", "1", "2"},      {"rank", "3", "-1"},
-              {"role", "server", "boss"},   {"coordinator", "shm:x", NULL},
-              {"timeout_ms", "500", "0"},   {"transport", "tcp", "udp"},
-              {"progress", "hand", "foot"}, {"payload_crc", "0", "yes"},
-              {"seed", "7", "0"},           {"scheduler", "own", "above"},
-              {"delay_bound", "12", "0"},   {"accumulators", "none", "65"},
-              {"div_max", "2.5", "-1"},     {"div_max", "1e3", "nan"},
-              {"div_max", "inf", "-inf"},   {"ack", "durable", "lost"},
-              {"kernels", "cblas", "mkl"}};
+  } rows[] = {{"workers", "4", "0"},
+              {"servers", "2", "x"},
+              {"dedicated", "1", "2"},
+              {"rank", "3", "-1"},
+              {"role", "server", "boss"},
+              {"coordinator", "shm:x", NULL},
+              {"timeout_ms", "500", "0"},
+              {"transport", "tcp", "udp"},
+              {"progress", "hand", "foot"},
+              {"payload_crc", "0", "yes"},
+              {"seed", "7", "0"},
+              {"scheduler", "own", "above"},
+              {"delay_bound", "12", "0"},
+              {"accumulators", "none", "65"},
+              {"div_max", "2.5", "-1"},
+              {"div_max", "1e3", "nan"},
+              {"div_max", "inf", "-inf"},
+              {"ack", "durable", "lost"},
+              {"kernels", "cblas", "mkl"},
+              {"timeout_ms", "90s", "90sec"},
+              {"heartbeat_ms", "250ms", "900us"},
+              {"metrics_ms", "0.5s", "9ms"},
+              {"timeout_ms", "2min", "25h"},
+              {"timeout_ms", "1.5s", "-1s"},
+              {"timeout_ms", "1h", "ms"},
+              {"timeout_ms", "1000", "1e99s"},
+              {"plan_ahead_ms", "150000us", "5 ms"},
+              {"heartbeat_ms", "1000000ns", ""}};
   mlfab_config c, before;
   mlfab_error error;
   mlfab_config_init(&c);
@@ -507,7 +525,10 @@ TEST(test_set) {
   assert_int_equal(c.workers, 4);
   assert_int_equal(c.rank, 3);
   assert_int_equal(c.roles, MLFAB_ROLE_SERVER);
-  assert_int_equal(c.timeout_ns, 500000000);
+  assert_int_equal(c.timeout_ns, 1000000000);
+  assert_int_equal(c.heartbeat_ns, 1000000);
+  assert_int_equal(c.metrics_ns, 500000000);
+  assert_int_equal(c.schedule.plan_ahead_ns, 150000000);
   assert_int_equal(c.no_payload_crc, 1);
   assert_int_equal(c.schedule.delay_bound, 12);
   assert_int_equal(c.accumulators, UINT32_MAX);
@@ -538,6 +559,44 @@ TEST(test_setting_names) {
   }
   assert_true(n > 50);
   assert_null(mlfab_setting_name(UINT32_MAX));
+}
+
+/* The texts that a setting takes, its default, its meaning: each is there, and the default is a value that it takes. */
+TEST(test_setting_texts) {
+  static const char *const rows[][3] = {
+      {"rank", "a whole number in 0..2147483647", "0"},
+      {"timeout_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "300000ms"},
+      {"metrics_ms", "a time from 10ms to 24h (ns, us, ms, s, min, h)", "1000ms"},
+      {"plan_ahead_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "-"},
+      {"transport", "one of: auto tcp shm mpi mpi+shm", "auto"},
+      {"role", "one of: worker server scheduler replica", "-"},
+      {"payload_crc", "one of: 0 1", "1"},
+      {"delay_bound", "a whole number in 1..18446744073709551614", "none"},
+      {"job", "a text", "mlfab"},
+      {"key", "a text", "-"},
+      {"div_max", "a number from 0 on (or inf)", "0"},
+      {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad", "sgd"},
+      {"beta2", "a number from 0 to 1", "0.999"},
+      {"filter_half", "one of: none f16 bf16", "none"}};
+  const char *name;
+  char text[256], wanted[256];
+  size_t found = 0;
+  for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
+    assert_int_equal(mlfab_setting_text(i, text, sizeof text), 0);
+    char *value = strchr(text, '\t'), *meaning = value ? strchr(value + 1, '\t') : NULL;
+    assert_non_null(meaning);
+    assert_true(value > text && meaning > value + 1 && strlen(meaning) > 4 &&
+                !strchr(meaning + 1, '\t'));
+    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+      if (strcmp(rows[k][0], name) != 0) continue;
+      snprintf(wanted, sizeof wanted, "%s\t%s\t", rows[k][1], rows[k][2]);
+      assert_memory_equal(text, wanted, strlen(wanted));
+      found++;
+    }
+  }
+  assert_int_equal(found, sizeof rows / sizeof rows[0]);
+  assert_int_equal(mlfab_setting_text(UINT32_MAX, text, sizeof text), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_setting_text(0, NULL, 0), MLFAB_ERR_ARGUMENT);
 }
 
 /* Worker 0 warns once of each variable that nothing reads, and of no other. */
