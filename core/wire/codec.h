@@ -16,15 +16,13 @@
 /* ---- little-endian fields, any alignment ---- */
 
 /* Copies a number of 2, 4 or 8 bytes between memory and the frame, in either direction. */
-static inline void wire_number(void *to, const void *from, size_t bytes) {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  for (size_t i = 0; i < bytes; i++) {
-    ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
-  }
-#else
-  memcpy(to, from, bytes);
-#endif
+static inline void wire_number(void *to, const void *from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
 }
+#else
+#define wire_number memcpy
+#endif
 
 static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }

@@ -36,14 +36,16 @@ enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other b
  * replicas of servers, in the same order, then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
+/* The header, member by member as in a frame. wire_seal sets magic, checksums, code and tag itself. */
 typedef struct mlfab__header {
+  uint32_t magic;
   uint8_t protocol, type;
   uint16_t flags;
-  uint32_t payload_crc;
+  uint32_t header_crc, payload_crc;
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
-  uint32_t epoch, sender, incarnation;
-  uint32_t code; /* read only: mlfab__wire_code writes it */
+  uint32_t epoch, sender, incarnation, code;
+  uint64_t tag[2];
 } mlfab__header;
 
 /* Every type: name, number. */
