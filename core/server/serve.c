@@ -441,11 +441,11 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
-                                       mlfab__frame_out *frame, uint64_t now_ns) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL int mlfab__server_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   mlfab__model model;
-  server->now_ns = now_ns;
+  server->now_ns = at.now_ns;
   mlfab__server_pull *pull = peer->nsends < MLFAB__SERVER_SENDS ? serve_pick(server, peer) : NULL;
   if (!pull) return 0;
   memset(&model, 0, sizeof model);
@@ -494,11 +494,11 @@ static void serve_moved(mlfab__server *server, mlfab__server_pull *pull,
   if (at >= s->offset + s->bytes) mlfab__blocks_unpin(server, pull);
 }
 
-MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_out *frame, uint64_t now_ns) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL void mlfab__server_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   mlfab__server_pull *pull = &peer->pulls[frame->slot];
-  server->now_ns = now_ns;
+  server->now_ns = at.now_ns;
   if (frame->token != 0) {
     uint32_t block = (uint32_t)(frame->token - 1);
     mlfab__store_ref(&server->store, block);
@@ -509,10 +509,10 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     return;
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
-  pull->progress_ns = now_ns;
+  pull->progress_ns = at.now_ns;
   /* The link makes progress: a spread behind another pull of this worker is not stalled. */
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
-    peer->pulls[k].progress_ns = now_ns;
+    peer->pulls[k].progress_ns = at.now_ns;
   if (pull->segment == pull->segments_used) {
     serve_out(server, pull);
   } else if (pull->place != 0) {
@@ -521,13 +521,14 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   }
 }
 
-MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL void mlfab__server_sent(void *self, mlfab__at at, uint64_t token) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   for (uint32_t i = 0; i < peer->nsends; i++) {
     if ((uint64_t)peer->sends[i] + 1 != token) continue;
     mlfab__store_unref(&server->store, peer->sends[i]);
     peer->sends[i] = peer->sends[--peer->nsends];
-    server->port.ready(server->port.self, worker);
+    server->port.ready(server->port.self, at.peer);
     return;
   }
 }
