@@ -458,8 +458,8 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   mlfab_error error;
-  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
-                                &worker->model_pull, &error);
+  int code = mlfab__pull_open(worker, worker->model_bufs, worker->nmodel_bufs, NULL, NULL, now_ns,
+                              &worker->model_pull, &error);
   if (code) worker_model_fail(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
@@ -487,7 +487,6 @@ static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
-  if (!worker->model_request) return;
   if (worker->enters) {
     worker_model_stands(worker, now_ns);
     return;
@@ -528,7 +527,7 @@ MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_n
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
-    worker_model_progress(worker, now_ns);
+    if (worker->model_request) worker_model_progress(worker, now_ns);
     for (uint32_t s = 0; worker->enters && s < worker->servers; s++)
       if (worker->streams[s].guest) worker_enter(worker, s);
     if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {

@@ -82,6 +82,8 @@ typedef struct mlfab__outgoing {
   int stalled;
   uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
+  int packed;         /* its bytes are in `image` */
+  int durable;        /* it asks for DURABLE */
   mlfab__part *parts; /* by server */
   uint64_t version;
   uint64_t started_ns;
@@ -329,12 +331,6 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
 MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
                                         const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
                                         mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_push_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_pull_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error);
 /* self: the worker. */
 MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
