@@ -115,7 +115,6 @@ typedef struct mlfab__server_pull {
   int waiting;                     /* for the pull condition of a clock ... */
   uint32_t clock;                  /* ... of this one */
   uint32_t passed;                 /* bit mask of the clocks whose condition held */
-  double draw;                     /* random number for probabilistic models */
   uint64_t tag;                    /* its tag in the clocks' buffers */
   int held;                        /* mlfab__pull_held */
   int poor;                        /* there is no memory to copy its bytes to */

@@ -165,9 +165,7 @@ CRC_WIDE static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes
   return crc_streams(~(uint32_t)left, at, bytes);
 }
 
-static int crc_has_wide(void) {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-}
+#define CRC_HAS_WIDE (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
 
 #else
 
@@ -177,13 +175,13 @@ static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes) {
   return crc_streams(crc, at, bytes);
 }
 
-static int crc_has_wide(void) { return 0; }
+#define CRC_HAS_WIDE 0
 
 #endif
 
 MLFAB__INTERNAL int mlfab__crc32c_level(void) {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
-  return crc_has_wide() ? 2 : 1;
+  return CRC_HAS_WIDE ? 2 : 1;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,
