@@ -434,11 +434,13 @@ typedef struct mlfab__server_move {
   const mlfab__server_mover *hooks;        /* or NULL */
   mlfab__port across;                      /* to the other servers; `ready` opens the link */
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
-  int held;           /* slices are moving: this server decides and answers nothing */
-  int orphan;         /* server 0 is unreachable */
-  int late;           /* this server got the model from server 0 (ADOPT) */
-  uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
+  int held;         /* slices are moving: this server decides and answers nothing */
+  int orphan;       /* server 0 is unreachable */
+  int late;         /* this server got the model from server 0 (ADOPT) */
+  uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
+#if MLFAB_WITH_RESHARD
   mlfab__moved moved; /* the last answer to server 0 */
+#endif
 } mlfab__server_move;
 
 struct mlfab__server {

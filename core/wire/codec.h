@@ -166,6 +166,8 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                             \
   }
 
+#if MLFAB_WITH_SCHED || MLFAB_WITH_RESHARD || MLFAB_WITH_COLL || MLFAB_WITH_CHECKPOINT || \
+    MLFAB_WITH_REPLICA || MLFAB_WITH_LEND
 /* A type with one list at the end. Arguments: the member with the count, the entries' fields, their type,
  * encoded size and maximum number. */
 #define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
@@ -187,6 +189,7 @@ static inline int wire_decoded(const wire_codec *c) {
     for (uint32_t i = 0; i < m->count; i++) wire_##item(&c, 1, list ? &list[i] : &skipped);       \
     return wire_decoded(&c);                                                                      \
   }
+#endif
 
 /* A consistency model, used in frames of two groups, without `size`. */
 /* clang-format off */

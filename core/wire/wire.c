@@ -31,9 +31,6 @@ WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) N(nonce) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
-WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
-  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
-  F(options, options))
 WIRE_META(define_ack,
   N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options)
   N(cut) N(restored) N(restored_version))
@@ -51,12 +48,17 @@ WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
-WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+#if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
+WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
+  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
+  F(options, options))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
+#endif
 /* clang-format on */
 
 /* ---- metas with two lists, and those with more to check ---- */

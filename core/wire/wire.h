@@ -269,20 +269,6 @@ typedef struct mlfab__define {
   mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
 } mlfab__define;
 
-/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
- * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
-typedef struct mlfab__adopt {
-  uint32_t attempt; /* the move (reshard.h) */
-  uint32_t slices;  /* entries of the list that are owners */
-  uint32_t packets; /* 1: server 0 takes updates as packets */
-  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
-  uint64_t restored, restored_version;
-  uint32_t tensors;
-  mlfab_model_options options;
-  uint32_t words; /* of the list */
-} mlfab__adopt;
-#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
-
 typedef struct mlfab__tensor_info {
   uint32_t id, dtype;
   uint64_t count;
@@ -444,26 +430,6 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- moves and records; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
-
-typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
-  uint32_t attempt, step, server;
-  int32_t code;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__moved;
-
-/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
- * contributed to its open round. */
-typedef struct mlfab__reshard_server_clock {
-  uint32_t attempt, clock; /* clock: its number at the sender */
-  uint32_t contributors, members, quiet;
-  uint64_t v_train, refused_round, threshold;
-  double scale;
-  mlfab_sync consistency; /* without `size` */
-  uint32_t words;
-} mlfab__reshard_server_clock;
-#define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
-
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -475,7 +441,7 @@ typedef struct mlfab__reshard_server_clock {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(moved)
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -496,21 +462,62 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
+/* --- lists; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
+
+#if MLFAB_WITH_SCHED || MLFAB_WITH_RESHARD || MLFAB_WITH_COLL || MLFAB_WITH_CHECKPOINT || \
+    MLFAB_WITH_REPLICA || MLFAB_WITH_LEND
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
  * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
-#define MLFAB__WIRE_LISTS(X) \
-  X(adopt, uint32_t)         \
-  X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
                                                 const entry *list);                               \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
                                            entry *list);
-MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
+#endif
+
+/* --- moves and records --- */
+
+#if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
+ * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
+typedef struct mlfab__adopt {
+  uint32_t attempt; /* the move (reshard.h) */
+  uint32_t slices;  /* entries of the list that are owners */
+  uint32_t packets; /* 1: server 0 takes updates as packets */
+  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
+  uint64_t restored, restored_version;
+  uint32_t tensors;
+  mlfab_model_options options;
+  uint32_t words; /* of the list */
+} mlfab__adopt;
+#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
+
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
+  uint32_t attempt, step, server;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__moved;
+
+/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+ * contributed to its open round. */
+typedef struct mlfab__reshard_server_clock {
+  uint32_t attempt, clock; /* clock: its number at the sender */
+  uint32_t contributors, members, quiet;
+  uint64_t v_train, refused_round, threshold;
+  double scale;
+  mlfab_sync consistency; /* without `size` */
+  uint32_t words;
+} mlfab__reshard_server_clock;
+#define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
+
+MLFAB__WIRE_DECLARE(moved)
+MLFAB__WIRE_DECLARE_LIST(adopt, uint32_t)
+MLFAB__WIRE_DECLARE_LIST(reshard_server_clock, uint32_t)
+#endif
 
 /* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
  * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */
