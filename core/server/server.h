@@ -207,7 +207,7 @@ typedef struct mlfab__server mlfab__server;
 /* How the bytes of an update are taken in: as dense values (apply.c), or as packets (sparse_apply.c). */
 typedef struct mlfab__apply_codec {
   /* Checks received bytes, of which the first is byte `at` of the update, and may copy them to private
-   * memory. Returns NULL, or what is wrong. The member is NULL if nothing is to be checked; so is `complete`. */
+   * memory. Returns NULL, or a text that names the fault. The member is NULL if nothing is to be checked; so is `complete`. */
   const char *(*look)(mlfab__server *server, mlfab__incoming *update, uint64_t at,
                       mlfab__frame_in *frame);
   /* Adds the next bytes of the head into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the caller then

@@ -120,8 +120,8 @@ static int push_outweighs(int code, int other) {
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* Sums up the decided parts: the code with precedence, the server to blame for it, the counts, and the largest delay; of a
- * dropped update, the delay that it would have had. Returns 0 while a part is undecided or lent. */
+/* Sums up the decided parts: the code with precedence, the server to blame for it, the counts, the largest delay. A dropped
+ * update gets the delay that it would have had. Returns 0 while a part is undecided or lent. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         mlfab_result *result, uint32_t *server_p) {
   uint64_t delays[2] = {0, 0}; /* the second: of dropped parts */
