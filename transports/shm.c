@@ -906,7 +906,7 @@ static int shm_unblock(struct shm *t, mlfab_io_event *event) {
  * tick of the coarse clock, which is cheap to read. */
 static int shm_idle(struct shm *t, mlfab_io_event *event) {
   struct timespec now;
-  mlfab__shm_settle(t);
+  if (t->touched_count > 0) mlfab__shm_settle(t);
   if (t->blocked_count > 0 && shm_unblock(t, event)) return 1;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   if (now.tv_nsec == t->looked.tv_nsec && now.tv_sec == t->looked.tv_sec &&

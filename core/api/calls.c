@@ -84,7 +84,7 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   mlfab__call_in e = {
       .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
   mlfab__call_begin *begin = NULL;
-  uint32_t flags;
+  uint32_t flags = 0;
   int code = mlfab__calls_check(&e, &begin, &flags);
   int early = !code && flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);

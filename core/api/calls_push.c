@@ -28,6 +28,7 @@ MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  const mlfab__push_what what = {c->bufs, c->n, NULL};
   int code = 0;
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
@@ -36,9 +37,9 @@ MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
       code = transfer_check_ghost(e);
       return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
     case MLFAB_CALL_PUSH:
-      return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
+      return mlfab__push_start(worker, &what, c->options, now, r, error);
     case MLFAB_CALL_PULL:
-      return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
+      return mlfab__pull_open(worker, c->bufs, c->n, c->options, NULL, now, r, error);
     default:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
                                     error);

@@ -270,7 +270,6 @@ static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
  * does not use a network link. */
 static void context_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
-  if (now < ctx->measure_ns) return;
   ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     const mlfab__context_transport *transport = &ctx->transports[t];
@@ -292,15 +291,6 @@ MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport without links costs a system call for each poll. While other transports have links, it is polled only
- * once in CONTEXT_LOOK_EVERY pumps, and after every sleep. */
-static int context_quiet(const mlfab *ctx, uint32_t t) {
-  uint32_t links = 0;
-  if (ctx->transports[t].links > 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0) return 0;
-  for (uint32_t i = 0; i < ctx->ntransports; i++) links += ctx->transports[i].links;
-  return links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
-}
-
 /* --- memory that processes of one host share --- */
 
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
@@ -319,21 +309,26 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
 
 /* --- a look --- */
 
-/* Reading the clock costs as much as polling a ring: an idle waiter reads it only once in CONTEXT_CLOCK_EVERY pumps. */
+/* Reading the clock costs as much as polling a ring: an idle waiter reads it only once in CONTEXT_CLOCK_EVERY pumps. A
+ * transport without links costs a system call a poll. While other transports have links, it is polled only once in
+ * CONTEXT_LOOK_EVERY pumps, and after every sleep. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
+  const mlfab_node *node = ctx->node;
   uint64_t now = 0;
+  uint32_t links = 0;
   int moved = 0;
   ctx->looks++;
   ctx->quiet_looks++;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    if (context_quiet(ctx, t)) continue;
-    moved |= context_events(ctx, t, &now) > 0;
-  }
+  for (uint32_t t = 0; t < ctx->ntransports; t++) links += ctx->transports[t].links;
+  int all = links == 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0 ||
+            node->phase != MLFAB__BOOTSTRAP_READY;
+  for (uint32_t t = 0; t < ctx->ntransports; t++)
+    if (all || ctx->transports[t].links > 0) moved |= context_events(ctx, t, &now) > 0;
   if (now == 0 && (ctx->idle_looks++ % CONTEXT_CLOCK_EVERY == 0 || ctx->simulated))
     now = mlfab__context_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
-    context_measure(ctx, now);
+    if (now >= ctx->measure_ns) context_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
       /* A deadline may have ended a request without anything to send. */
       mlfab_node_tick(ctx->node, now);
@@ -342,7 +337,8 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
   if (ctx->stager) moved |= ctx->stager->move(ctx);
-  moved |= context_actions(ctx, ctx->now_ns);
+  if (moved || ctx->disk || node->ready_count + node->actions_count + node->nidles > 0)
+    moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
     ctx->moves++;
@@ -446,22 +442,19 @@ static void context_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* Returns 1 if a waiter polls on instead of sleeping. */
-static int context_looks_on(const mlfab *ctx, uint64_t idle_ns) {
-  return !ctx->simulated && ctx->ntransports > 0 &&
-         idle_ns < mlfab__add_sat(ctx->spin_ns, CONTEXT_YIELD_NS);
-}
-
-/* Gives up the lock between two polls: for other waiters, at times for callers, and for other processes, which may
- * have to run first. */
-static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
+/* Returns 1 if a waiter polls on, 0 if it sleeps now. Between two polls it gives up the lock: for other waiters, at
+ * times for callers, and for other processes, which may have to run first. */
+static int context_polls_on(mlfab *ctx, uint64_t idle_ns) {
   int spun = idle_ns >= ctx->spin_ns;
+  if (ctx->simulated || ctx->ntransports == 0) return 0;
+  if (spun && idle_ns - ctx->spin_ns >= CONTEXT_YIELD_NS) return 0;
   int yields = spun || ctx->idle_looks % CONTEXT_CLOCK_EVERY == 0;
-  if (!yields && ctx->waiters < 2) return;
+  if (!yields && ctx->waiters < 2) return 1;
   pthread_mutex_unlock(&ctx->lock);
   if (yields) sched_yield();
   pthread_mutex_lock(&ctx->lock);
   if (spun) ctx->idle_looks = 0; /* the yield may have been long: read the clock */
+  return 1;
 }
 
 /* --- the errors of a thread --- */
@@ -544,15 +537,15 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
-/* Is this request finished, and may this be reported? */
-static int context_is_done(const mlfab *ctx, const mlfab__request *request) {
-  return request->done && context_keeps(ctx, NULL, 0) == 0;
+MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id) {
+  const mlfab__request *request =
+      mlfab__request_find(&ctx->node->requests, *(const mlfab_request *)id);
+  return !request || (request->done && (!ctx->lends || context_keeps(ctx, NULL, 0) == 0));
 }
 
 /* As mlfab_node_test, but a request is not done while its buffers may still be read. */
 static int context_test(mlfab *ctx, mlfab_request id, int *done_p, mlfab_result *result_p) {
-  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
-  if (done_p && request && request->done && !context_is_done(ctx, request)) {
+  if (done_p && ctx->lends && !mlfab__context_is_over(ctx, &id)) {
     *done_p = 0;
     return 0;
   }
@@ -564,8 +557,7 @@ static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
     mlfab__context_watch *watch = *at;
-    const mlfab__request *request = mlfab__request_find(&ctx->node->requests, watch->request);
-    if (request && !context_is_done(ctx, request)) continue;
+    if (!mlfab__context_is_over(ctx, &watch->request)) continue;
     *at = watch->next;
     return watch;
   }
@@ -576,7 +568,7 @@ static mlfab__context_watch *context_next_watch(mlfab *ctx) {
 static void context_tell_done(mlfab *ctx) {
   const mlfab *outer = context_told;
   mlfab__context_watch *watch;
-  if (ctx->node->requests.to_tell == 0 || ctx->tells || ctx->closed) return;
+  if (ctx->tells || ctx->closed) return;
   ctx->tells = 1;
   const mlfab_error own = context_error;
   const uint64_t own_of = context_error_of;
@@ -635,7 +627,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
   ctx->waiters++;
   while (!(holds = test(ctx, what)) && ctx->closed == closed) {
     int moved = mlfab__context_pump(ctx);
-    context_tell_done(ctx);
+    if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
     if (moved) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
@@ -649,9 +641,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
       /* Another thread sleeps in the transport. If it is the progress thread, ask it to step aside. */
       if (ctx->thread_is == MLFAB__THREAD_LISTENS) mlfab__context_wake(ctx);
       context_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
-    } else if (context_looks_on(ctx, now - idle_since)) {
-      context_let_others(ctx, now - idle_since);
-    } else {
+    } else if (!context_polls_on(ctx, now - idle_since)) {
       context_sleep(ctx, deadline);
     }
   }
@@ -704,7 +694,7 @@ static int context_step_aside(mlfab *ctx, int called) {
 
 static int context_pump_and_tell(mlfab *ctx) {
   int moved = mlfab__context_pump(ctx);
-  context_tell_done(ctx);
+  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
   return moved;
 }
 
@@ -761,7 +751,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
  * threads would only wake each other. Else it is the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_take_error(ctx);
-  context_tell_done(ctx);
+  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
   ctx->calls++;
   if (ctx->thread_is && ctx->waiters == 0) {
     int busy = context_busy(ctx), listens = ctx->thread_is == MLFAB__THREAD_LISTENS;
@@ -1083,24 +1073,10 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 /* --- waiting for requests --- */
 
-MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id) {
-  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
-  return !request || context_is_done(ctx, request);
-}
-
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
   ctx->now_ns = mlfab__context_now(ctx);
   if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
   return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
-}
-
-typedef struct context_wait {
-  mlfab_request request;
-} context_wait;
-
-static int context_test_request(mlfab *ctx, void *what) {
-  const context_wait *wait = what;
-  return mlfab__context_is_over(ctx, wait->request);
 }
 
 static int context_test_let_go(mlfab *ctx, void *what) {
@@ -1125,16 +1101,15 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
 
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                          mlfab_result *result_p) {
-  context_wait wait = {id};
   mlfab_result result;
   int done = 0;
   uint64_t now = ctx->now_ns;
-  if (context_test_request(ctx, &wait)) /* it is done already, but peers may wait for its frames */
+  if (mlfab__context_is_over(ctx, &id)) /* it is done already, but peers may wait for its frames */
     mlfab__context_sent(ctx, 0);
   else
     context_actions(ctx, now);
   mlfab__context_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
-                       context_test_request, &wait);
+                       mlfab__context_is_over, &id);
   int code = context_test(ctx, id, &done, &result);
   if (code) return code;
   if (!done && ctx->closed) {

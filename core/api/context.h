@@ -267,8 +267,8 @@ MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
 /* Begins a call, as mlfab__node_submit. If a device is attached, its buffers may be in device memory. */
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared);
-/* Returns 1 if a request is done and its buffers belong to the caller again, or if there is no such request. */
-MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
+/* Returns 1 if the request *id is done and its buffers are the caller's, or if there is no such request. It is a test. */
+MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id);
 /* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 

@@ -572,7 +572,7 @@ static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inne
                        mlfab_error *error) {
   int told = MLFAB__DIRECT_WAITS;
   if (c->meeting) {
-    if (!mlfab__context_is_over(ctx, c->meeting)) return told;
+    if (!mlfab__context_is_over(ctx, &c->meeting)) return told;
     told = direct_go_on(ctx, c, error);
     *inner_p = 0;
     return told;
@@ -810,7 +810,7 @@ MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share) {
   mlfab__direct_share *a = share;
   direct_agreement *d = ctx->shares;
   uint32_t rank = 0;
-  if (a->request && !mlfab__context_is_over(ctx, a->request)) return 0;
+  if (a->request && !mlfab__context_is_over(ctx, &a->request)) return 0;
   if (a->request) a->code = direct_has_met(ctx, &a->request);
   if (a->code) return 1;
   if (a->state == MLFAB__SHARE_LISTS) {

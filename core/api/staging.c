@@ -1009,7 +1009,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
       return first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached);
     case STAGING_RUNNING:
       if (staging_overlap(ctx, c)) return 1;
-      if (!mlfab__context_is_over(ctx, c->inner)) return 0;
+      if (!mlfab__context_is_over(ctx, &c->inner)) return 0;
       return staging_ran(ctx, c), 1;
     case STAGING_LANDING:
       reached = staging_reached(s, c);
@@ -1075,7 +1075,7 @@ static int staging_cancel(mlfab *ctx, mlfab_request request) {
   if (!c) return 0;
   if (c->state == STAGING_RUNNING) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
-    if (mlfab__context_is_over(ctx, c->inner)) staging_ran(ctx, c);
+    if (mlfab__context_is_over(ctx, &c->inner)) staging_ran(ctx, c);
   } else if (c->state == STAGING_DIRECT && c->inner) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
     (void)staging_direct(ctx, c, 1);

@@ -16,10 +16,9 @@ static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
 
 MLFAB__INTERNAL const char *mlfab__request_call(int kind) { return request_calls[kind]; }
 
-static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
-  if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
-  return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
-}
+/* The entry of a place below `room`, or of the first unused one. */
+#define REQUEST_AT(table, place) \
+  (&(table)->blocks[(place) / MLFAB__REQUEST_BLOCK][(place) % MLFAB__REQUEST_BLOCK])
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
   for (int i = 1; i < MLFAB__REQUEST_BLOCKS; i++) {
@@ -30,6 +29,7 @@ MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
 
 static int request_reserve(mlfab__requests *table) {
   uint32_t block = table->room / MLFAB__REQUEST_BLOCK;
+  table->blocks[0] = table->first;
   if (table->free || block == 0) return 0;
   if (block == MLFAB__REQUEST_BLOCKS || !table->env) return MLFAB_ERR_AGAIN;
   if (!table->blocks[block])
@@ -56,7 +56,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   if (request)
     table->free = request->next;
   else
-    request = request_at(table, place);
+    request = REQUEST_AT(table, place);
   memset(request, 0, offsetof(mlfab__request, blame.text));
   request->blame.text[0] = 0;
   table->open++;
@@ -80,7 +80,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id) {
   uint32_t place = (uint32_t)(id % MLFAB__REQUESTS);
   if (id == 0 || place >= table->room) return NULL;
-  mlfab__request *request = request_at(table, place);
+  mlfab__request *request = REQUEST_AT(table, place);
   return request->kind != MLFAB__REQUEST_FREE && request->id == id ? request : NULL;
 }
 
@@ -206,12 +206,13 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
                                                    uint32_t *place_p) {
   if (*place_p == 0 && (table->open == 0 || now_ns < table->earliest)) return NULL;
   while (*place_p < table->room) {
-    mlfab__request *r = request_at(table, (*place_p)++);
+    mlfab__request *r = REQUEST_AT(table, *place_p);
+    ++*place_p;
     if (r->kind != MLFAB__REQUEST_FREE && !r->done && r->deadline_ns <= now_ns) return r;
   }
   table->earliest = MLFAB__NEVER;
   for (uint32_t place = 0; place < table->room; place++) {
-    const mlfab__request *r = request_at(table, place);
+    const mlfab__request *r = REQUEST_AT(table, place);
     if (r->kind != MLFAB__REQUEST_FREE && !r->done)
       table->earliest = mlfab__min(table->earliest, r->deadline_ns);
   }

@@ -68,7 +68,7 @@ typedef struct mlfab__requests {
   mlfab__env *env;     /* allocates further blocks; NULL: no further blocks */
   uint64_t timeout_ns; /* of calls without a timeout of their own; 0: no deadline */
   mlfab__request first[MLFAB__REQUEST_BLOCK];
-  mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* from 1 on */
+  mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* [0] is `first`, once a request was open */
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
   mlfab__request *free;
   uint32_t room;

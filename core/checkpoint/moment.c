@@ -185,7 +185,7 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
     positions += store->slices[i].count;
   }
   if (moment_room(moment) ||
-      mlfab__store_hold(env, store, &moment->holder, positions, mlfab__clock_rounds(server)))
+      mlfab__store_hold(env, store, &moment->holder, positions, server->rounds != 0))
     return MLFAB_ERR_MEMORY;
   moment->at = store->changes;
   moment->head = (mlfab__checkpoint_head){.number = moment->at,

@@ -320,7 +320,7 @@ MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worke
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
   if (worker->told && worker->counting.counted(worker->counting.worker)) barrier_met(worker);
-  barrier_look(worker);
+  if (worker->newcomer) barrier_look(worker);
 }
 
 /* Gives up: a joiner has no waiting barrier any more, before it was admitted. */

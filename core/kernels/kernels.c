@@ -66,9 +66,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
 #endif
 
 /* An address in an array, or NULL if the array is NULL. */
-static void *kernel_at(const void *array, uint64_t bytes) {
-  return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
-}
+#define KERNEL_AT(array, bytes) ((array) != NULL ? (void *)((uintptr_t)(array) + (bytes)) : NULL)
 
 /* ---- adding an update ---- */
 
@@ -133,11 +131,11 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   uint64_t bytes = mlfab__dtype_bytes(dtype), count;
   int finite = 1;
   for (uint64_t at = 0; at < n; at += count) {
-    void *from = kernel_at(u, at * bytes);
+    void *from = KERNEL_AT(u, at * bytes);
     count = kernel_cblas_count(n - at);
     finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
                                      count, 0);
-    row->add[dtype](kernel_at(dst, at * bytes), kernel_at(w, at * bytes), from, scale, count, 0);
+    row->add[dtype](KERNEL_AT(dst, at * bytes), KERNEL_AT(w, at * bytes), from, scale, count, 0);
   }
   return finite;
 }
@@ -173,9 +171,9 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   uint64_t at = head * bytes, end = (head + body) * bytes;
   int finite = head == 0 || portable(dst, w, u, scale, head);
   finite &=
-      row->add[dtype](kernel_at(dst, at), kernel_at(w, at), kernel_at(u, at), scale, body, stream);
+      row->add[dtype](KERNEL_AT(dst, at), KERNEL_AT(w, at), KERNEL_AT(u, at), scale, body, stream);
   if (head + body == n) return finite;
-  return finite & portable(kernel_at(dst, end), kernel_at(w, end), kernel_at(u, end), scale,
+  return finite & portable(KERNEL_AT(dst, end), KERNEL_AT(w, end), KERNEL_AT(u, end), scale,
                            n - head - body);
 }
 
@@ -216,7 +214,7 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
   level &= ~MLFAB__KERNEL_CBLAS;
   if (!cblas) return kernel_norm2_own(level, dtype, u, n);
   for (uint64_t at = 0; at < n; at += count) {
-    const void *from = kernel_at(u, at * bytes);
+    const void *from = KERNEL_AT(u, at * bytes);
     uint64_t done = 0;
     count = kernel_cblas_count(n - at);
     double piece = cblas->norm2[dtype](from, count, &done);

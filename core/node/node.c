@@ -251,15 +251,16 @@ static void node_epilogue(mlfab_node *node) {
     const mlfab__role *role = &node->roles[node->settles[i]];
     role->settle(role->self);
   }
-  node_settle(node);
+  if (node->doomed) node_settle(node);
   if (node->growth) node->growth->settle(node);
-  mlfab__claim_again(node);
+  if (node->claim_due) mlfab__claim_again(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
       node_waits(node))
     mlfab__node_arm(node, MLFAB__TIMER_SCAN, 0, node->now_ns);
-  mlfab__server_link_say_why(node);
+  if (MLFAB__UNLIKELY(node->requests.last.code == MLFAB_ERR_PEER_DEAD))
+    mlfab__server_link_say_why(node);
 }
 
 /* --- events --- */
@@ -348,7 +349,8 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
     return;
   }
   /* Frames of a copy are void when the other copy has replaced it. */
-  int says = mlfab__node_has_other(node, link->kind) && header.type != MLFAB__HELLO_ACK && !last;
+  int says = node->copies && mlfab__node_has_other(node, link->kind) &&
+             header.type != MLFAB__HELLO_ACK && !last;
   if (says && header.epoch < link->term) {
     mlfab__node_drop(node, index, MLFAB_ERR_FENCED, "a frame of a copy that was replaced");
     return;

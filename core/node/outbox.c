@@ -30,13 +30,12 @@ MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab
 
 static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
   const mlfab__pace *pace = link->pace;
-  if (!pace || pace->timed == 0) return 0;
   return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
 }
 
 /* Notes that a bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
-  if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
+  if (!outbox_paces(link)) return;
   if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);
   mlfab__pace *pace = link->pace;
   if (!pace) return;
@@ -123,7 +122,9 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     node->out = MLFAB__OUT_WELCOME;
     return 1;
   }
-  return link->greeted && !link->closing && !outbox_full(node, link) && outbox_ask(node, link);
+  if (!link->greeted || link->closing) return 0;
+  if (link->pace && link->pace->timed != 0 && outbox_full(node, link)) return 0;
+  return outbox_ask(node, link);
 }
 
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
@@ -144,7 +145,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
     link->welcome = 0;
   } else {
     link->turn = node->out_turn;
-    outbox_handed(node, link, frame);
+    if (frame->bulk_bytes > 0) outbox_handed(node, link, frame);
     role->taken(role->self, (mlfab__at){link->kind, link->peer, node->now_ns}, frame);
   }
   node->out = MLFAB__OUT_NONE;

@@ -153,9 +153,10 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
   int kind = node->links[link].kind;
   uint32_t peer = node->links[link].peer;
-  for (uint32_t i = node->first[kind][frame->type]; i < node->non[kind]; i++) {
+  const uint32_t first = node->first[kind][frame->type];
+  for (uint32_t i = first; i < node->non[kind]; i++) {
     const mlfab__role *role = &node->roles[node->on[kind][i]];
-    if (!role_takes(role, frame->type)) continue;
+    if (i > first && !role_takes(role, frame->type)) continue;
     int took = role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame);
     if (took < 0)
       mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");

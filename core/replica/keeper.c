@@ -113,7 +113,7 @@ static mlfab__commit keeper_round(mlfab__server *server, uint32_t clock) {
 static int keeper_sums(const mlfab__server *server) {
   const mlfab__keeper *keeper = server->keeping;
   return keeper->phase != MLFAB__KEEPER_ALONE && mlfab__finite(keeper->div_max) &&
-         mlfab__clock_rounds(server);
+         server->rounds != 0;
 }
 
 /* Has the replica this update, and is it known to be in sync? */

@@ -120,7 +120,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
   code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
                            &shift->layout, server->number, server->config->block_bytes,
-                           mlfab__clock_rounds(server), states, options->ghost != 0);
+                           server->rounds != 0, states, options->ghost != 0);
   if (!code && server->sparse) code = server->sparse->tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;

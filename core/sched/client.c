@@ -4,7 +4,7 @@
 static void client_schedule(mlfab__server *server) {
   uint8_t meta[128];
   mlfab__schedule schedule = server->sched->schedule;
-  schedule.rounds = (uint32_t)mlfab__clock_rounds(server);
+  schedule.rounds = server->rounds != 0;
   schedule.host = server->sched->own.host;
   mlfab__report_tell(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
 }

@@ -63,7 +63,7 @@ static void route_announce(mlfab__server *server, mlfab__incoming *update) {
   announce.id = update->push.seq;
   announce.bytes = update->push.bytes;
   announce.shape = update->shape;
-  announce.lag = mlfab__clock_rounds(server) ? 0 : mlfab__queue_lag(server, update, 0);
+  announce.lag = server->rounds != 0 ? 0 : mlfab__queue_lag(server, update, 0);
   announce.norm = update->push.norm;
   announce.members = update->push.members;
   announce.parts = update->push.parts;
@@ -349,7 +349,7 @@ static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, u
     mlfab__incoming *update = route_waiting(server, &entries[i]);
     if (!update) continue; /* withdrawn, or its worker died, since it was announced */
     route_take(server, update);
-    if (entries[i].fate != MLFAB__FATE_GO && !mlfab__clock_rounds(server)) {
+    if (entries[i].fate != MLFAB__FATE_GO && !server->rounds) {
       mlfab__queue_append(server, update, 0);
       update->delay = entries[i].delay;
       mlfab__queue_drop(server, update);

@@ -30,8 +30,7 @@ MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *se
                                                          const mlfab__incoming *update,
                                                          uint32_t slice) {
   if (update->push.flags & MLFAB__PUSH_INIT) return MLFAB__APPLY_INIT;
-  const mlfab__clock *clock = &server->clocks[server->store.slices[slice].clock];
-  if (mlfab__sync_rounds(clock->sync.kind)) return MLFAB__APPLY_SUM;
+  if (server->rounds >> server->store.slices[slice].clock & 1) return MLFAB__APPLY_SUM;
   if (server->config->on_update || !mlfab__optimizer_adds(&server->optimizer))
     return MLFAB__APPLY_STAGE;
   return MLFAB__APPLY_DIRECT;
@@ -39,7 +38,7 @@ MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *se
 
 /* Does the slice's version move with this update? If not, it moves with its round. */
 static int apply_at_once(const mlfab__server *server, uint32_t slice) {
-  return !mlfab__sync_rounds(server->clocks[server->store.slices[slice].clock].sync.kind);
+  return !(server->rounds >> server->store.slices[slice].clock & 1);
 }
 
 /* The scale of the received bytes; 1 if the aggregator has already scaled each member. */
@@ -64,11 +63,8 @@ MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
 static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming *update,
                              uint32_t *sums_p) {
   uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
-  *sums_p = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if ((mask >> g & 1) && mlfab__sync_rounds(server->clocks[g].sync.kind)) *sums_p |= 1u << g;
-  }
-  return mask & ~*sums_p;
+  *sums_p = mask & server->rounds;
+  return mask & ~server->rounds;
 }
 
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
@@ -277,14 +273,14 @@ static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const
 static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__store *store = &server->store;
   mlfab__piece piece;
-  uint64_t delay = 0;
-  apply_versions(server, update, 0, &delay, NULL);
+  uint64_t delay = MLFAB__NEVER; /* not known yet */
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     uint8_t *w = store->blocks[*apply_target(server, update, &piece)].data + piece.at;
     int watch = server->watch && mode != MLFAB__APPLY_SUM;
     if (watch) memcpy(server->packed, w, piece.bytes);
     if (mode == MLFAB__APPLY_STAGE) {
+      if (delay == MLFAB__NEVER) apply_versions(server, update, 0, &delay, NULL);
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
       if (store->holders) store->own(server->env, store, piece.position);
@@ -309,20 +305,10 @@ static int apply_dense_whole(mlfab__server *server, mlfab__incoming *update, con
   return 1;
 }
 
-static const char *apply_dense_look(mlfab__server *server, mlfab__incoming *update, uint64_t at,
-                                    mlfab__frame_in *frame) {
-  (void)server, (void)update, (void)at, (void)frame;
-  return NULL;
-}
-
-static int apply_dense_complete(mlfab__server *server, const mlfab__incoming *update) {
-  (void)server, (void)update;
-  return 0;
-}
-
 /* Dense: every touched position has a `next` block once all bytes are in. */
-static const mlfab__apply_codec apply_dense = {apply_dense_look, apply_dense_consume,
-                                               apply_dense_whole, apply_dense_complete, NULL};
+static const mlfab__apply_codec apply_dense = {
+    NULL, apply_dense_consume, apply_dense_whole, NULL, NULL,
+};
 
 /* --- deciding --- */
 
@@ -452,7 +438,7 @@ static void apply_swap(mlfab__server *server, int init) {
 
 /* The first update of a round sets the scale of the sum. */
 static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *update, uint32_t sums) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
+  for (uint32_t g = 0; sums >> g != 0; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if ((sums >> g & 1) && clock->round_members == 0) clock->round_scale = update->push.scale;
   }
@@ -478,7 +464,7 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
     const mlfab__commit applied = apply_commit_of(server, update, sums);
     if (server->keeper) server->keeper->committed(server, &applied);
   }
-  apply_open_rounds(server, update, sums);
+  if (sums) apply_open_rounds(server, update, sums);
   if (group) server->policy->end(server, update, 1);
   for (mlfab__incoming *next; update; update = next) {
     uint64_t delay = 0, version = 0;
@@ -525,7 +511,7 @@ MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
 
 /* All bytes of the head are in `next`. */
 static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
-  if (update->codec->complete(server, update)) {
+  if (update->codec->complete && update->codec->complete(server, update)) {
     apply_refuse(server, update, MLFAB_ERR_MEMORY);
   } else {
     mlfab__apply_held(server);
@@ -816,7 +802,6 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
                                const mlfab__push *push, const mlfab__frame_in *frame) {
   const mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase == MLFAB__NO_MODEL) return "a push before the model exists";
-  if (push->seq == 0) return "an update without a number";
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
   uint32_t known = MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED |
@@ -910,7 +895,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     return;
   }
   update->codec = push.flags & MLFAB__PUSH_PACKED ? server->sparse->packed() : &apply_dense;
-  if (!apply_look(server, worker, update, 0, &own)) {
+  if (update->codec->look && !apply_look(server, worker, update, 0, &own)) {
     mlfab__queue_give_back(server, update);
     return;
   }
@@ -947,7 +932,7 @@ MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
     return;
   }
   mlfab__frame_in own = *frame;
-  if (!apply_look(server, peer, update, offset, &own)) return;
+  if (update->codec->look && !apply_look(server, peer, update, offset, &own)) return;
   update->last_byte_ns = server->now_ns;
   int direct = update == server->apply.head && update->consumed == update->received &&
                server->apply.applying == MLFAB__APPLY_NONE;

@@ -57,6 +57,11 @@ static int clock_significant(const mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server) {
   server->significant = clock_significant(server);
   server->measures = server->significant || server->keeper;
+  server->rounds = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__clock *clock = &server->clocks[g];
+    if (clock->used && mlfab__sync_rounds(clock->sync.kind)) server->rounds |= 1u << g;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
@@ -74,7 +79,7 @@ MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
     mlfab__heap_free(&server->clocks[g].lazy.heap, server->env);
   memset(server->clocks, 0, sizeof server->clocks);
-  server->ngates = server->nchanges = 0;
+  server->ngates = server->nchanges = server->rounds = 0;
   server->norm_commits = 0;
 }
 
@@ -98,13 +103,6 @@ MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
   return mask;
 }
 
-MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_rounds(server->clocks[g].sync.kind)) return 1;
-  }
-  return 0;
-}
-
 MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->clocks[g].used && mlfab__sync_counts(server->clocks[g].sync.kind)) return 1;
@@ -113,17 +111,16 @@ MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server) {
 }
 
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
-  int told = server->config->on_update && !mlfab__clock_rounds(server);
+  int told = server->config->on_update && !server->rounds;
   return mlfab__optimizer_linear(&server->optimizer) && !told;
 }
 
 /* --- the workers' progress --- */
 
-/* Recomputes the tally from all workers if it is not valid: once for every worker that comes or goes, and
- * once for every step of the slowest. */
+/* Recomputes the tally from all workers: once for every worker that comes or goes, and once for every step of
+ * the slowest. */
 static void clock_count(mlfab__server *server) {
   mlfab__clock_tally *tally = &server->tally;
-  if (tally->counted) return;
   memset(tally, 0, sizeof *tally);
   tally->counted = 1;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -141,10 +138,9 @@ static void clock_count(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
 }
 
-/* Number of members whose update of the open iteration was decided. */
+/* Number of members whose update of the open iteration was decided. The tally is valid. */
 static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   mlfab__clock *clock = &server->clocks[g];
-  clock_count(server);
   if (clock->v_train < server->tally.slowest) return server->tally.members;
   if (clock->arrived_at == clock->v_train + 1) return clock->arrived;
   clock->arrived_at = clock->v_train + 1;
@@ -173,7 +169,7 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
 
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   mlfab__clock_tally *tally = &server->tally;
-  clock_count(server);
+  if (!tally->counted) clock_count(server);
   for (; tally->first < server->workers; tally->first++) {
     const mlfab__server_peer *peer = &server->peers[tally->first];
     if (mlfab__clock_lives(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
@@ -184,7 +180,7 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {
-  clock_count(server);
+  if (!server->tally.counted) clock_count(server);
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
@@ -203,9 +199,10 @@ MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t 
                                           uint64_t progress, uint32_t mask) {
   /* An update that is not the worker's next has a larger number than `pushed`. */
   uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
-  for (uint32_t g = 0; g < server->ngates; g++) {
+  mask &= server->rounds;
+  for (uint32_t g = 0; mask >> g != 0; g++) {
     const mlfab__clock *clock = &server->clocks[g];
-    if (!(mask >> g & 1) || !mlfab__sync_rounds(clock->sync.kind)) continue;
+    if (!(mask >> g & 1)) continue;
     if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
     if (!server->options.deterministic) continue;
     for (uint32_t w = 0; w < worker; w++) {
@@ -336,7 +333,7 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
     if (!clock->used) continue;
     /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
      * which slice. A late update that is kept does not contribute. */
-    if (code == 0 && mlfab__sync_rounds(clock->sync.kind)) {
+    if (code == 0 && (server->rounds >> g & 1)) {
       clock->round_members += update->push.members;
       if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
         clock->contributors += !(peer->contributed >> g & 1);
@@ -358,8 +355,8 @@ MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t
     if (!clock->used) continue;
     int applying =
         server->apply.applying == MLFAB__APPLY_ROUND && server->apply.clock == g && !clock->flush;
-    int closed = mlfab__sync_rounds(clock->sync.kind) &&
-                 (server->peers[worker].pushed > clock->v_train || applying);
+    int closed =
+        (server->rounds >> g & 1) && (server->peers[worker].pushed > clock->v_train || applying);
     join = mlfab__max(join, clock->v_train + (closed ? 1 : 0));
   }
   return join;
@@ -389,7 +386,7 @@ static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *cloc
  * even without a sum, because pulls wait for it. */
 static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   mlfab_sync_state state;
-  clock_count(server);
+  if (!server->tally.counted) clock_count(server);
   uint64_t most = server->tally.most;
   mlfab__clock_state(server, clock, MLFAB__NO_NODE, most, &state);
   if (state.members == 0) return clock->round_members > 0 || most > clock->v_train;
@@ -481,7 +478,7 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
     while (clock->due && clock->used) {
       clock->due = clock_complete(server, clock);
       if (!clock->due) break;
-      if (mlfab__sync_rounds(clock->sync.kind) && clock->round_members > 0) {
+      if ((server->rounds >> g & 1) && clock->round_members > 0) {
         if (clock_held(server, g)) break;
         clock_close(server, g);
         return 1;
@@ -674,6 +671,7 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
     server->clocks[g].used = 0;
   }
   while (server->ngates > 1 && !server->clocks[server->ngates - 1].used) server->ngates--;
+  mlfab__clock_measure(server);
   return merged;
 }
 
@@ -682,7 +680,7 @@ static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {
   const mlfab__clock *clock = &server->clocks[g];
   uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
-  if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
+  if (!(server->rounds >> g & 1) || clock->round_members == 0) return 0;
   int stays = touched == n && g == clock_target(server, change);
   return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
 }
@@ -704,7 +702,6 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
-  mlfab__clock_measure(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
   return 0;

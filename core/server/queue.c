@@ -111,10 +111,6 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, 
 
 /* --- places --- */
 
-static uint64_t queue_bound(const mlfab__server *server) {
-  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->delay_bound;
-}
-
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
                                           int64_t members) {
   uint64_t delay = 0;
@@ -135,10 +131,11 @@ MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__in
 
 MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
                                       uint64_t delay) {
-  uint64_t bound = queue_bound(server);
   update->delay = delay;
-  if (bound == MLFAB_UNBOUNDED || (update->push.flags & MLFAB__PUSH_INIT)) return 0;
-  return delay + update->push.members - 1 >= bound ? MLFAB_ERR_DROPPED : 0;
+  if (server->rounds || server->delay_bound == MLFAB_UNBOUNDED ||
+      (update->push.flags & MLFAB__PUSH_INIT))
+    return 0;
+  return delay + update->push.members - 1 >= server->delay_bound ? MLFAB_ERR_DROPPED : 0;
 }
 
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
@@ -149,8 +146,9 @@ MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *u
 
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_append(server, update, 0);
-  if (update->withdrawn || mlfab__clock_rounds(server) || server->phase != MLFAB__MODEL_STANDS)
-    return;
+  /* Nobody asks for delays. */
+  if (!server->policy && server->delay_bound == MLFAB_UNBOUNDED) return;
+  if (update->withdrawn || server->rounds || server->phase != MLFAB__MODEL_STANDS) return;
   if (mlfab__queue_late(server, update, mlfab__queue_lag(server, update, 0))) {
     mlfab__queue_drop(server, update);
     return;

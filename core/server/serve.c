@@ -24,7 +24,7 @@ enum { SERVE_LENT = 1 << 20 };
 
 /* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
-  if (pull->waiting) server->serve.waiting--;
+  server->serve.waiting--;
   pull->waiting = 0;
 }
 
@@ -60,8 +60,10 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *serve
 
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
   assert(pull->request != 0);
-  if (pull->waiting) mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
-  serve_unwait(server, pull);
+  if (pull->waiting) {
+    mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
+    serve_unwait(server, pull);
+  }
   mlfab__blocks_unpin(server, pull);
   serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
@@ -146,7 +148,9 @@ static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint
     return server->config->pull_condition(server->config->user, &state) != 0;
   uint64_t threshold = clock->tuner.threshold;
   if (again) return mlfab__sync_may_pull_again(&clock->sync, threshold, &state);
-  return mlfab__sync_may_pull(&clock->sync, threshold, &state, pull->draw);
+  double draw =
+      mlfab__sync_draw(server->config->seed, server->number, pull->worker, pull->progress);
+  return mlfab__sync_may_pull(&clock->sync, threshold, &state, draw);
 }
 
 /* Asks the clocks that the pull has not passed yet; the first that refuses delays it. 1 when all have let
@@ -176,7 +180,7 @@ static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again
 
 /* The pull condition holds: begins to answer, or the policy holds the pull back. */
 static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
-  serve_unwait(server, pull);
+  if (pull->waiting) serve_unwait(server, pull);
   /* Reported once: the next pull gets the model as it is. */
   uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
   for (uint32_t g = 0; g < server->ngates; g++)
@@ -322,7 +326,6 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   pull->progress = in.progress;
   pull->tag =
       (uint64_t)worker * MLFAB__SERVER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
-  pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
   if (serve_pass(server, pull, 0)) {
     serve_start(server, pull);
   } else if (pull->waiting) {
@@ -371,8 +374,10 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   int full = peer->nsends >= serve_lent(server);
   enum mlfab__shows shows = mlfab__server_shows(server);
   if (shows == MLFAB__SHOWS_NOTHING) return NULL;
-  for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
+  for (uint32_t k = 0, left = peer->pulling; left > 0; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
+    if (p->request == 0) continue;
+    left--;
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
     int pinned = p->view                ? server->lender->pinned(p)
                  : p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK
@@ -441,11 +446,11 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
-                                       mlfab__frame_out *frame, uint64_t now_ns) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL int mlfab__server_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   mlfab__model model;
-  server->now_ns = now_ns;
+  server->now_ns = at.now_ns;
   mlfab__server_pull *pull = peer->nsends < MLFAB__SERVER_SENDS ? serve_pick(server, peer) : NULL;
   if (!pull) return 0;
   memset(&model, 0, sizeof model);
@@ -494,11 +499,11 @@ static void serve_moved(mlfab__server *server, mlfab__server_pull *pull,
   if (at >= s->offset + s->bytes) mlfab__blocks_unpin(server, pull);
 }
 
-MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_out *frame, uint64_t now_ns) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL void mlfab__server_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   mlfab__server_pull *pull = &peer->pulls[frame->slot];
-  server->now_ns = now_ns;
+  server->now_ns = at.now_ns;
   if (frame->token != 0) {
     uint32_t block = (uint32_t)(frame->token - 1);
     mlfab__store_ref(&server->store, block);
@@ -509,10 +514,10 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     return;
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
-  pull->progress_ns = now_ns;
+  pull->progress_ns = at.now_ns;
   /* The link makes progress: a spread behind another pull of this worker is not stalled. */
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
-    peer->pulls[k].progress_ns = now_ns;
+    peer->pulls[k].progress_ns = at.now_ns;
   if (pull->segment == pull->segments_used) {
     serve_out(server, pull);
   } else if (pull->place != 0) {
@@ -521,13 +526,14 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   }
 }
 
-MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token) {
-  mlfab__server_peer *peer = &server->peers[worker];
+MLFAB__INTERNAL void mlfab__server_sent(void *self, mlfab__at at, uint64_t token) {
+  mlfab__server *server = self;
+  mlfab__server_peer *peer = &server->peers[at.peer];
   for (uint32_t i = 0; i < peer->nsends; i++) {
     if ((uint64_t)peer->sends[i] + 1 != token) continue;
     mlfab__store_unref(&server->store, peer->sends[i]);
     peer->sends[i] = peer->sends[--peer->nsends];
-    server->port.ready(server->port.self, worker);
+    server->port.ready(server->port.self, at.peer);
     return;
   }
 }

@@ -503,7 +503,7 @@ static void server_look(mlfab__server *server) {
   server->regroups = 0;
   if (server->policy && server->retold) server->policy->told(server);
   server->retold = 0;
-  mlfab__serve_look(server);
+  if (server->serve.changed || server->serve.due) mlfab__serve_look(server);
 }
 
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
@@ -545,13 +545,14 @@ static void server_done(mlfab__server *server, uint32_t worker, const mlfab__fra
   mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_in *frame, uint64_t now_ns) {
-  server->now_ns = now_ns;
+MLFAB__INTERNAL int mlfab__server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__server *server = self;
+  const uint32_t worker = at.peer;
+  server->now_ns = at.now_ns;
   int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
              frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
              frame->type == MLFAB__PROGRESS;
-  if (server->move.held && asks) return; /* it repeats the frame when the slices have moved */
+  if (server->move.held && asks) return 1; /* it repeats the frame when the slices have moved */
   switch (frame->type) {
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
@@ -590,9 +591,11 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       break;
   }
   if (server->due) mlfab__server_advance(server);
+  return 1;
 }
 
-MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__server_tick(void *self, uint64_t now_ns) {
+  mlfab__server *server = self;
   server->now_ns = now_ns;
   if (server->asleep) return;
   mlfab__apply_tick(server);
@@ -602,7 +605,8 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
   if (server->move.hooks) server->move.hooks->tick(server);
 }
 
-MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const void *self) {
+  const mlfab__server *server = self;
   if (server->asleep) return MLFAB__NEVER;
   uint64_t look = server->serve.copies ? server->now_ns + SERVER_COPY_NS : MLFAB__NEVER;
   return mlfab__min(look, mlfab__apply_deadline(server));

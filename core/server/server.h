@@ -115,7 +115,6 @@ typedef struct mlfab__server_pull {
   int waiting;                     /* for the pull condition of a clock ... */
   uint32_t clock;                  /* ... of this one */
   uint32_t passed;                 /* bit mask of the clocks whose condition held */
-  double draw;                     /* random number for probabilistic models */
   uint64_t tag;                    /* its tag in the clocks' buffers */
   int held;                        /* mlfab__pull_held */
   int poor;                        /* there is no memory to copy its bytes to */
@@ -208,7 +207,7 @@ typedef struct mlfab__server mlfab__server;
 /* How the bytes of an update are taken in: as dense values (apply.c), or as packets (sparse_apply.c). */
 typedef struct mlfab__apply_codec {
   /* Checks received bytes, of which the first is byte `at` of the update, and may copy them to private
-   * memory. Returns NULL, or what is wrong. */
+   * memory. Returns NULL, or a text that names the fault. The member is NULL if nothing is to be checked; so is `complete`. */
   const char *(*look)(mlfab__server *server, mlfab__incoming *update, uint64_t at,
                       mlfab__frame_in *frame);
   /* Adds the next bytes of the head into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the caller then
@@ -435,11 +434,13 @@ typedef struct mlfab__server_move {
   const mlfab__server_mover *hooks;        /* or NULL */
   mlfab__port across;                      /* to the other servers; `ready` opens the link */
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
-  int held;           /* slices are moving: this server decides and answers nothing */
-  int orphan;         /* server 0 is unreachable */
-  int late;           /* this server got the model from server 0 (ADOPT) */
-  uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
+  int held;         /* slices are moving: this server decides and answers nothing */
+  int orphan;       /* server 0 is unreachable */
+  int late;         /* this server got the model from server 0 (ADOPT) */
+  uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
+#if MLFAB_WITH_RESHARD
   mlfab__moved moved; /* the last answer to server 0 */
+#endif
 } mlfab__server_move;
 
 struct mlfab__server {
@@ -484,6 +485,7 @@ struct mlfab__server {
   mlfab__clock clocks[MLFAB__CLOCKS];
   mlfab__clock_tally tally;
   uint32_t ngates; /* clocks at or above this index are unused */
+  uint32_t rounds; /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
   int significant; /* a consistency model uses |g| / |w| */
   int measures;    /* norms of updates are taken: for such a model, or for the keeper */
   int untidy;      /* two clocks have the same model */
@@ -549,20 +551,15 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 /* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
-/* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
-MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* Fills the next frame with a bulk for this worker. Returns 1, or 0 when there is none. */
-MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
-                                       mlfab__frame_out *frame, uint64_t now_ns);
-/* The transport took that frame. */
-MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_out *frame, uint64_t now_ns);
-/* The transport returned the bulk lent with this token. */
-MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token);
+/* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. The next frame with a
+ * bulk for it, or 0; that frame was taken, and its bulk returned: see mlfab__role. */
+MLFAB__INTERNAL int mlfab__server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__server_next(void *self, mlfab__at at, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__server_taken(void *self, mlfab__at at, const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__server_sent(void *self, mlfab__at at, uint64_t token);
 /* Background work and timers. */
-MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
+MLFAB__INTERNAL void mlfab__server_tick(void *self, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const void *self);
 
 /* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
@@ -599,16 +596,15 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 /* clock.c - the clocks of a new model; returns their memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: whether norms are
- * taken. */
+/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: which clocks have
+ * rounds, and whether norms are taken. */
 MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
 MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
 /* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
 MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
                                            const mlfab__segment *segments, uint32_t n);
-/* 1 when any clock has rounds; 1 when any clock counts iterations. */
-MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server);
+/* Does any clock count iterations? */
 MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
 /* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
  * the first member. */

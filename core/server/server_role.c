@@ -2,23 +2,6 @@
 #include "../node/node.h"
 #include "server.h"
 
-static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  mlfab__server_frame(self, at.peer, frame, at.now_ns);
-  return 1;
-}
-
-static int server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return mlfab__server_next(self, at.peer, frame, at.now_ns);
-}
-
-static void server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
-  mlfab__server_taken(self, at.peer, frame, at.now_ns);
-}
-
-static void server_role_returned(void *self, mlfab__at at, uint64_t token) {
-  mlfab__server_sent(self, at.peer, token);
-}
-
 static int server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__server *server = self;
   int code = mlfab__server_hello(server, at.peer, greeting->hello, greeting->ack, at.now_ns);
@@ -34,8 +17,6 @@ static void server_role_gone(void *self, mlfab__at at, int left) {
   mlfab__server_gone(self, at.peer, left, at.now_ns);
 }
 
-static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(self, now_ns); }
-
 /* Transfers that a worker was granted, and pulls, are silent since this server runs again. */
 static void server_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
   mlfab__server *server = self;
@@ -44,8 +25,6 @@ static void server_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;)
     mlfab__later(&pull->progress_ns, late_ns, now_ns);
 }
-
-static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
 /* Workers may send at any time, and `tick` looks after stalled pulls and moving slices. */
 static int server_role_always(const void *self) {
@@ -60,16 +39,16 @@ static const mlfab__role server_row = {
     .rest = 1,
     .sends = MLFAB__ON(WORKER),
     .links = MLFAB__ON(WORKER),
-    .frame = server_role_frame,
-    .next = server_role_next,
-    .taken = server_role_taken,
-    .returned = server_role_returned,
+    .frame = mlfab__server_frame,
+    .next = mlfab__server_next,
+    .taken = mlfab__server_taken,
+    .returned = mlfab__server_sent,
     .hello = server_role_hello,
     .lost = server_role_lost,
     .gone = server_role_gone,
-    .tick = server_role_tick,
+    .tick = mlfab__server_tick,
     .awake = server_role_awake,
-    .deadline = server_role_deadline,
+    .deadline = mlfab__server_deadline,
     .waits = server_role_always,
     .serves = server_role_always,
     .free = server_role_free,

@@ -16,15 +16,13 @@
 /* ---- little-endian fields, any alignment ---- */
 
 /* Copies a number of 2, 4 or 8 bytes between memory and the frame, in either direction. */
-static inline void wire_number(void *to, const void *from, size_t bytes) {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  for (size_t i = 0; i < bytes; i++) {
-    ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
-  }
-#else
-  memcpy(to, from, bytes);
-#endif
+static inline void wire_number(void *to, const void *from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
 }
+#else
+#define wire_number memcpy
+#endif
 
 static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
@@ -168,6 +166,8 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                             \
   }
 
+#if MLFAB_WITH_SCHED || MLFAB_WITH_RESHARD || MLFAB_WITH_COLL || MLFAB_WITH_CHECKPOINT || \
+    MLFAB_WITH_REPLICA || MLFAB_WITH_LEND
 /* A type with one list at the end. Arguments: the member with the count, the entries' fields, their type,
  * encoded size and maximum number. */
 #define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
@@ -189,6 +189,7 @@ static inline int wire_decoded(const wire_codec *c) {
     for (uint32_t i = 0; i < m->count; i++) wire_##item(&c, 1, list ? &list[i] : &skipped);       \
     return wire_decoded(&c);                                                                      \
   }
+#endif
 
 /* A consistency model, used in frames of two groups, without `size`. */
 /* clang-format off */

@@ -71,6 +71,10 @@ static uint32_t crc_portable(uint32_t crc, const void *data, size_t bytes) {
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
+/* Eight bytes at any address. */
+typedef uint64_t crc_word __attribute__((aligned(1), may_alias));
+#define CRC_WORD(at) (*(const crc_word *)(at))
+
 /* The instruction has a latency of three cycles but starts every cycle, so three streams of equal length
  * run in parallel. The first two remainders are then shifted past the bytes that follow them by a
  * carry-less product with x^(8 * distance - 33); the factor x^33 comes from the product's position in its
@@ -93,9 +97,9 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
       const uint8_t *end = at + s->bytes;
       uint64_t b = 0, c = 0;
       for (; at != end; at += 8) {
-        a = _mm_crc32_u64(a, wire_get64(at));
-        b = _mm_crc32_u64(b, wire_get64(at + s->bytes));
-        c = _mm_crc32_u64(c, wire_get64(at + 2 * s->bytes));
+        a = _mm_crc32_u64(a, CRC_WORD(at));
+        b = _mm_crc32_u64(b, CRC_WORD(at + s->bytes));
+        c = _mm_crc32_u64(c, CRC_WORD(at + 2 * s->bytes));
       }
       __m128i moved_a = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)a),
                                              _mm_cvtsi64_si128((long long)s->two), 0);
@@ -104,7 +108,7 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
       a = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(_mm_xor_si128(moved_a, moved_b))) ^ c;
     }
   }
-  for (; bytes >= 8; bytes -= 8, at += 8) a = _mm_crc32_u64(a, wire_get64(at));
+  for (; bytes >= 8; bytes -= 8, at += 8) a = _mm_crc32_u64(a, CRC_WORD(at));
   for (; bytes > 0; bytes--) a = _mm_crc32_u8((uint32_t)a, *at++);
   return ~(uint32_t)a;
 }
@@ -161,9 +165,7 @@ CRC_WIDE static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes
   return crc_streams(~(uint32_t)left, at, bytes);
 }
 
-static int crc_has_wide(void) {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-}
+#define CRC_HAS_WIDE (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
 
 #else
 
@@ -173,13 +175,13 @@ static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes) {
   return crc_streams(crc, at, bytes);
 }
 
-static int crc_has_wide(void) { return 0; }
+#define CRC_HAS_WIDE 0
 
 #endif
 
 MLFAB__INTERNAL int mlfab__crc32c_level(void) {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
-  return crc_has_wide() ? 2 : 1;
+  return CRC_HAS_WIDE ? 2 : 1;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,

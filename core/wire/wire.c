@@ -31,9 +31,6 @@ WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) N(nonce) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
-WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
-  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
-  F(options, options))
 WIRE_META(define_ack,
   N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options)
   N(cut) N(restored) N(restored_version))
@@ -51,12 +48,17 @@ WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
-WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+#if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
+WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
+  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
+  F(options, options))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
+#endif
 /* clang-format on */
 
 /* ---- metas with two lists, and those with more to check ---- */
@@ -166,18 +168,17 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
 /* Offsets in the header (wire.h). The offsets up to byte 12 are the same in every protocol version, so that an older
  * side can be recognised. */
 enum {
-  WIRE_PROTOCOL = 4,
-  WIRE_TYPE = 5,
-  WIRE_FLAGS = 6,
   WIRE_HEADER_CRC = 8,
-  WIRE_PAYLOAD_CRC = 12,
   WIRE_META_BYTES = 16,
-  WIRE_BULK_BYTES = 20,
   WIRE_JOB_HASH = 24,
   WIRE_EPOCH = 32,
-  WIRE_SENDER = 36,
   WIRE_INCARNATION = 40
 };
+_Static_assert(sizeof(mlfab__header) == MLFAB_HEADER_BYTES &&
+                   offsetof(mlfab__header, job) == WIRE_JOB_HASH &&
+                   offsetof(mlfab__header, code) == MLFAB__CODE_AT &&
+                   offsetof(mlfab__header, tag) == MLFAB__TAG_AT,
+               "the header has a frame's layout");
 
 /* Copies the header in whole words: a word written in parts is slow to read back. */
 static uint32_t wire_header_crc(const uint8_t *head) {
@@ -226,65 +227,51 @@ MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG
 }
 
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header) {
-  header->protocol = head[WIRE_PROTOCOL];
-  header->type = head[WIRE_TYPE];
-  header->flags = wire_get16(head + WIRE_FLAGS);
-  header->payload_crc = wire_get32(head + WIRE_PAYLOAD_CRC);
-  header->meta_bytes = wire_get32(head + WIRE_META_BYTES);
-  header->bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
-  header->job = wire_get64(head + WIRE_JOB_HASH);
-  header->epoch = wire_get32(head + WIRE_EPOCH);
-  header->sender = wire_get32(head + WIRE_SENDER);
-  header->incarnation = wire_get32(head + WIRE_INCARNATION);
-  header->code = wire_get32(head + MLFAB__CODE_AT);
+  memcpy(header, head, sizeof *header);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  mlfab__header *h = header;
+  uint32_t *words[] = {&h->magic, &h->header_crc, &h->payload_crc, &h->meta_bytes, &h->bulk_bytes,
+                       &h->epoch, &h->sender,     &h->incarnation, &h->code};
+  for (size_t i = 0; i < MLFAB__COUNT(words); i++)
+    *words[i] = wire_get32(head + ((uint8_t *)words[i] - (uint8_t *)h));
+  h->flags = wire_get16(head + offsetof(mlfab__header, flags));
+  h->job = wire_get64(head + WIRE_JOB_HASH);
+#endif
 }
 
-/* Bit mask of the types with a bulk. */
-#define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
-#define WIRE_BULK_TYPES /* types below 64 */                                                   \
-  (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
-   WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) | WIRE_BIT(HOP_MODEL) | WIRE_BIT(RESHARD_SERVER))
-
-static int wire_has_bulk(unsigned type) {
-  if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
-  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT ||
-         type == MLFAB__VIEW;
-}
-
-/* Numbers of removed types are not reused, so there are gaps. */
-static int wire_is_known(unsigned type) {
-#define WIRE_KNOWN(name, number) [number] = 1,
-  static const uint8_t known[MLFAB__FRAME_TYPES] = {MLFAB__FRAMES(WIRE_KNOWN)};
-#undef WIRE_KNOWN
-  return type < MLFAB__FRAME_TYPES && known[type];
-}
+/* The types of frames. Numbers of removed types are not reused, so there are gaps: 0. */
+enum { WIRE_PLAIN = 1, WIRE_BULK = 2 /* it may have a bulk */ };
+#define WIRE_MAY(name, number)                                                                     \
+  [number] = number == MLFAB__WELCOME || number == MLFAB__DEFINE || number == MLFAB__PUSH ||       \
+                     number == MLFAB__CHUNK || number == MLFAB__MODEL ||                           \
+                     number == MLFAB__FORWARD || number == MLFAB__HOP_CHUNK ||                     \
+                     number == MLFAB__HOP_MODEL || number == MLFAB__RESHARD_SERVER ||              \
+                     number == MLFAB__COLL || number == MLFAB__ADOPT || number == MLFAB__MOMENT || \
+                     number == MLFAB__VIEW                                                         \
+                 ? WIRE_BULK                                                                       \
+                 : WIRE_PLAIN,
+static const uint8_t wire_types[MLFAB__FRAME_TYPES] = {MLFAB__FRAMES(WIRE_MAY)};
+#undef WIRE_MAY
 
 /* Checks the version before the checksum, so that a frame of another version is reported as such and not as
  * damaged. Errors found after the checksum are mistakes of the sender, not of the line. */
 MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
                                 uint32_t *bulk_bytes_p) {
-  const uint8_t *head = header;
-  uint32_t meta_bytes, bulk_bytes;
-  unsigned type;
-  if (head == NULL || head_bytes_p == NULL || bulk_bytes_p == NULL) return MLFAB_ERR_ARGUMENT;
-  if (wire_get32(head) != MLFAB__MAGIC) return MLFAB_ERR_FRAME;
-  if (head[WIRE_PROTOCOL] < MLFAB_PROTOCOL) return MLFAB_ERR_PROTOCOL_OLDER;
-  if (head[WIRE_PROTOCOL] > MLFAB_PROTOCOL) return MLFAB_ERR_PROTOCOL_NEWER;
-  if (wire_get32(head + WIRE_HEADER_CRC) != wire_header_crc(head)) return MLFAB_ERR_CRC;
-
-  type = head[WIRE_TYPE];
-  if (!wire_is_known(type)) return MLFAB_ERR_FRAME;
-  unsigned flags = wire_get16(head + WIRE_FLAGS);
-  if (flags & ~(unsigned)(MLFAB__WIRE_BULK_CRC | MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
-  uint64_t tag = wire_get64(head + MLFAB__TAG_AT) | wire_get64(head + MLFAB__TAG_AT + 8);
-  tag |= wire_get32(head + MLFAB__CODE_AT);
-  if (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
-  meta_bytes = wire_get32(head + WIRE_META_BYTES);
-  bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
-  if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && !wire_has_bulk(type)) return MLFAB_ERR_FRAME;
-  *head_bytes_p = MLFAB_HEADER_BYTES + meta_bytes;
-  *bulk_bytes_p = bulk_bytes;
+  mlfab__header h;
+  if (header == NULL || head_bytes_p == NULL || bulk_bytes_p == NULL) return MLFAB_ERR_ARGUMENT;
+  mlfab__wire_open(header, &h);
+  if (h.magic != MLFAB__MAGIC) return MLFAB_ERR_FRAME;
+  if (h.protocol < MLFAB_PROTOCOL) return MLFAB_ERR_PROTOCOL_OLDER;
+  if (h.protocol > MLFAB_PROTOCOL) return MLFAB_ERR_PROTOCOL_NEWER;
+  if (h.header_crc != wire_header_crc(header)) return MLFAB_ERR_CRC;
+  if (h.type >= MLFAB__FRAME_TYPES || !wire_types[h.type]) return MLFAB_ERR_FRAME;
+  if (h.flags & ~(unsigned)(MLFAB__WIRE_BULK_CRC | MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
+  if ((h.tag[0] | h.tag[1] | h.code) != 0 && !(h.flags & MLFAB__WIRE_TAGGED))
+    return MLFAB_ERR_FRAME;
+  if (h.meta_bytes > MLFAB_META_MAX || h.bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
+  if (h.bulk_bytes > 0 && wire_types[h.type] != WIRE_BULK) return MLFAB_ERR_FRAME;
+  *head_bytes_p = MLFAB_HEADER_BYTES + h.meta_bytes;
+  *bulk_bytes_p = h.bulk_bytes;
   return 0;
 }
 

@@ -37,14 +37,16 @@ enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other b
  * follow, in the same order, then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
+/* The header, member by member as in a frame. wire_seal sets magic, checksums, code and tag itself. */
 typedef struct mlfab__header {
+  uint32_t magic;
   uint8_t protocol, type;
   uint16_t flags;
-  uint32_t payload_crc;
+  uint32_t header_crc, payload_crc;
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
-  uint32_t epoch, sender, incarnation;
-  uint32_t code; /* read only: mlfab__wire_code writes it */
+  uint32_t epoch, sender, incarnation, code;
+  uint64_t tag[2];
 } mlfab__header;
 
 /* Every type: name, number. */
@@ -268,20 +270,6 @@ typedef struct mlfab__define {
   mlfab_model_options options; /* `sync` and the sizes are not sent */
 } mlfab__define;
 
-/* Server 0 -> a server that has joined: the present model, before slices move there; bulk as in DEFINE. The list has
- * the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
-typedef struct mlfab__adopt {
-  uint32_t attempt; /* the move (reshard.h) */
-  uint32_t slices;  /* entries of the list that are owners */
-  uint32_t packets; /* 1: server 0 takes updates as packets */
-  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
-  uint64_t restored, restored_version;
-  uint32_t tensors;
-  mlfab_model_options options;
-  uint32_t words; /* of the list */
-} mlfab__adopt;
-#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
-
 typedef struct mlfab__tensor_info {
   uint32_t id, dtype;
   uint64_t count;
@@ -443,26 +431,6 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- moves and records; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
-
-typedef struct mlfab__moved { /* server -> server 0: a step is done or impossible */
-  uint32_t attempt, step, server;
-  int32_t code;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__moved;
-
-/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
- * contributed to its open round. */
-typedef struct mlfab__reshard_server_clock {
-  uint32_t attempt, clock; /* clock: its number at the sender */
-  uint32_t contributors, members, quiet;
-  uint64_t v_train, refused_round, threshold;
-  double scale;
-  mlfab_sync consistency; /* without `size` */
-  uint32_t words;
-} mlfab__reshard_server_clock;
-#define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
-
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -474,7 +442,7 @@ typedef struct mlfab__reshard_server_clock {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(moved)
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -495,20 +463,61 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
+/* --- lists; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
+
+#if MLFAB_WITH_SCHED || MLFAB_WITH_RESHARD || MLFAB_WITH_COLL || MLFAB_WITH_CHECKPOINT || \
+    MLFAB_WITH_REPLICA || MLFAB_WITH_LEND
 /* One pair for each type with one list; the second argument is the type of an entry. When decoding, the list is NULL
  * (only its length is set), or has room for the maximum of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a
  * spread), TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX,
  * SLICES_MAX (of servers or owners, which are below 65536). A longer list encodes to 0 and fails to decode. The
  * receiver itself refuses plans with a group of members that are not in a row, and empty spreads. */
-#define MLFAB__WIRE_LISTS(X) \
-  X(adopt, uint32_t)         \
-  X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
                                                 const entry *list);                               \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
                                            entry *list);
-MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
+#endif
+
+/* --- moves and records --- */
+
+#if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
+ * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
+typedef struct mlfab__adopt {
+  uint32_t attempt; /* the move (reshard.h) */
+  uint32_t slices;  /* entries of the list that are owners */
+  uint32_t packets; /* 1: server 0 takes updates as packets */
+  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
+  uint64_t restored, restored_version;
+  uint32_t tensors;
+  mlfab_model_options options;
+  uint32_t words; /* of the list */
+} mlfab__adopt;
+#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
+
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
+  uint32_t attempt, step, server;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__moved;
+
+/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+ * contributed to its open round. */
+typedef struct mlfab__reshard_server_clock {
+  uint32_t attempt, clock; /* clock: its number at the sender */
+  uint32_t contributors, members, quiet;
+  uint64_t v_train, refused_round, threshold;
+  double scale;
+  mlfab_sync consistency; /* without `size` */
+  uint32_t words;
+} mlfab__reshard_server_clock;
+#define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
+
+MLFAB__WIRE_DECLARE(moved)
+MLFAB__WIRE_DECLARE_LIST(adopt, uint32_t)
+MLFAB__WIRE_DECLARE_LIST(reshard_server_clock, uint32_t)
+#endif
 
 /* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
  * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */

@@ -70,17 +70,12 @@ MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlf
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-static void pull_turn(mlfab__worker *worker, uint32_t server) {
-  if (worker->cache) worker->cache->turn(worker, server);
-}
-
 MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server,
                                        mlfab__fetch *fetch) {
-  if (fetch->cache) {
-    pull_turn(worker, server);
-  } else {
+  if (fetch->cache)
+    fetch->cache->turn(worker, server);
+  else
     mlfab__pull_ask(worker, server, fetch);
-  }
 }
 
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
@@ -92,7 +87,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__f
   }
   if (fetch->view) worker->viewer->drop(worker, fetch);
   fetch->request = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
+  for (uint32_t s = 0; worker->cache && s < worker->servers; s++) worker->cache->turn(worker, s);
   worker->due = 1;
   return request;
 }
@@ -166,12 +161,6 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   }
   *request_p = request->id;
   return 0;
-}
-
-MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_pull_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
-  return mlfab__pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
 }
 
 /* The source that contains this byte, or NULL. */
@@ -248,7 +237,7 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
                                            uint32_t server, uint64_t now_ns) {
   fetch->parts[server].waiting = 0;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
-  pull_turn(worker, server);
+  if (worker->cache) worker->cache->turn(worker, server);
 }
 
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,

@@ -22,20 +22,11 @@
 
 enum { PUSH_PAGE = 4096 };
 
-static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
-  return &worker->updates[worker->order[i]];
-}
-
 static int push_rounds(const mlfab__worker *worker) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (worker->streams[s].counts) return 1;
   }
   return 0;
-}
-
-/* 1 if a scheduler may drop updates. */
-static int push_plans(const mlfab__worker *worker) {
-  return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
 }
 
 /* If some server counts a withdrawn update for a round, all others must count it too, or their rounds would
@@ -121,19 +112,6 @@ MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
 
 /* --- the end of an update --- */
 
-static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code);
-
-static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
-  for (uint32_t i = 0; i < update->members; i++) {
-    worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
-  }
-  if (update->flags & MLFAB__PUSH_INIT) return;
-  if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
-  *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
-  if (mlfab__worker_whole(update)) worker->stats->iterations += update->members;
-  if (!code) worker->stats->push_delay_sum += push_delay(worker, update, code) * update->members;
-}
-
 /* Does a server's code take precedence over another's? PEER_DEAD over WITHDRAWN: a dead server may have
  * applied the update, which is worse than to know that it did not. Any other code over DROPPED, which says
  * nothing about the update itself. */
@@ -142,15 +120,21 @@ static int push_outweighs(int code, int other) {
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* The verdict over all servers: the code with precedence, the server to blame for it, and the counts. */
+/* Sums up the decided parts: the code with precedence, the server to blame for it, the counts, the largest delay. A dropped
+ * update gets the delay that it would have had. Returns 0 while a part is undecided or lent. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
-                        uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
+                        mlfab_result *result, uint32_t *server_p) {
+  uint64_t delays[2] = {0, 0}; /* the second: of dropped parts */
   int code = 0;
-  *applied_p = *refused_p = *server_p = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
+    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
+    uint32_t lent = part->lent + (worker->routes ? worker->routes->lent(worker, update, s) : 0);
+    if (lent > 0 && !update->withdrawn) return 0;
     if (part->state != MLFAB__PART_DECIDED) continue;
-    ++*(part->code ? refused_p : applied_p);
+    ++*(part->code ? &result->refused : &result->applied);
+    uint64_t *delay = &delays[part->code == MLFAB_ERR_DROPPED];
+    *delay = mlfab__max(*delay, part->delay);
     if (part->code && (!code || push_outweighs(part->code, code))) {
       code = part->code;
       *server_p = s;
@@ -158,19 +142,9 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
   }
   /* Withdrawn or dropped means applied nowhere, because the caller may push the same again: else PARTIAL. */
   int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
-  return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
-}
-
-/* The largest delay over the servers; of a dropped update, the delay that it would have had. */
-static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
-  uint64_t delay = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    const mlfab__part *part = &update->parts[s];
-    int dropped = part->code == MLFAB_ERR_DROPPED;
-    if (part->state == MLFAB__PART_DECIDED && dropped == (code == MLFAB_ERR_DROPPED))
-      delay = mlfab__max(delay, part->delay);
-  }
-  return delay;
+  result->status = nowhere && result->applied > 0 ? MLFAB_ERR_PARTIAL : code;
+  result->delay = delays[result->status == MLFAB_ERR_DROPPED];
+  return 1;
 }
 
 /* Error text of an update that a server dropped while `applied` others did not. */
@@ -195,22 +169,18 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
                         "update %llu: %s%s", (unsigned long long)request->result.seq, why, others);
 }
 
+/* Ends a request for an update that has failed. */
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
                       int code, uint32_t server, uint64_t now_ns) {
-  char waited[24] = "";
-  if (code) mlfab__duration(waited, now_ns - request->started_ns);
+  char waited[24];
+  mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
   const mlfab__part *part = &update->parts[server];
-  request->result.version = update->version;
-  request->result.delay = push_delay(worker, update, code);
-  if (code && part->code == MLFAB_ERR_DROPPED) {
+  if (part->code == MLFAB_ERR_DROPPED) {
     push_tell_dropped(worker, request, code, server, part, now_ns);
     return;
   }
   switch (code) {
-    case 0:
-      mlfab__request_succeed(worker->requests, request, now_ns);
-      break;
     case MLFAB_ERR_NOT_FINITE:
       mlfab__request_finish(
           worker->requests, request, code, (int32_t)worker->rank, 0, now_ns,
@@ -229,47 +199,51 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   }
 }
 
-/* Are all parts decided, and none of them lent? */
-static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    const mlfab__part *part = &update->parts[s];
-    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
-    uint32_t lent = worker->routes ? worker->routes->lent(worker, update, s) : 0;
-    if (part->lent + lent > 0 && !update->withdrawn) return 0;
-  }
-  return 1;
-}
-
 /* Ends every request for the update. Reports an error that has no request once. */
-static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int code, uint32_t server,
-                          const mlfab__request *verdict, uint64_t now_ns) {
+static void push_tell_all(mlfab__worker *worker, const mlfab__outgoing *update,
+                          const mlfab_result *verdict, uint32_t server, uint64_t now_ns) {
   uint32_t slot = (uint32_t)(update - worker->updates), told = 0;
+  int code = verdict->status;
   mlfab__request *request = NULL;
   while ((request = mlfab__request_of(worker->requests, MLFAB__REQUEST_PUSH, slot, request))) {
-    request->result.applied = verdict->result.applied;
-    request->result.refused = verdict->result.refused;
-    push_tell(worker, request, update, code, server, now_ns);
+    request->result.applied = verdict->applied;
+    request->result.refused = verdict->refused;
+    request->result.version = update->version;
+    request->result.delay = verdict->delay;
+    if (code)
+      push_tell(worker, request, update, code, server, now_ns);
+    else
+      mlfab__request_succeed(worker->requests, request, now_ns);
     told++;
   }
   if (!code || told > 0 || worker->requests->abandoned.code || update->withdrawn) return;
-  mlfab__request nobody = *verdict;
+  mlfab__request nobody;
+  memset(&nobody, 0, sizeof nobody);
+  nobody.result = *verdict;
+  nobody.result.seq = update->seq;
+  nobody.started_ns = update->started_ns;
   push_tell(worker, &nobody, update, code, server, now_ns);
   worker->requests->abandoned = worker->requests->last;
 }
 
-/* Ends the update once it is over. */
+/* Ends the update once it is over: all parts are decided, and none of them is lent. */
 MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint64_t now_ns) {
-  mlfab__request verdict;
-  uint32_t server, at = 0;
-  if (update->seq == 0 || !push_over(worker, update)) return;
+  mlfab_result verdict;
+  mlfab_stats *stats = worker->stats;
+  uint32_t server = 0, at = 0, members = update->members;
   memset(&verdict, 0, sizeof verdict);
-  verdict.result.seq = update->seq;
-  verdict.started_ns = update->started_ns;
-  int code =
-      push_verdict(worker, update, &server, &verdict.result.applied, &verdict.result.refused);
-  push_record(worker, update, code);
-  push_tell_all(worker, update, code, server, &verdict, now_ns);
+  if (update->seq == 0 || !push_verdict(worker, update, &verdict, &server)) return;
+  int code = verdict.status;
+  for (uint32_t i = 0; i < members; i++)
+    worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
+  if (!(update->flags & MLFAB__PUSH_INIT)) {
+    if (code == MLFAB_ERR_DROPPED) stats->updates_dropped += members;
+    *(code ? &stats->pushes_refused : &stats->pushes_applied) += members;
+    if (mlfab__worker_whole(update)) stats->iterations += members;
+    if (!code) stats->push_delay_sum += verdict.delay * members;
+  }
+  push_tell_all(worker, update, &verdict, server, now_ns);
   while (&worker->updates[worker->order[at]] != update) at++;
   memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
   worker->norder--;
@@ -280,22 +254,13 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   worker->due = 1;
 }
 
-static uint32_t push_asks_durable(const mlfab__outgoing *update) {
-  return (update->flags & MLFAB__PUSH_DURABLE) != 0;
-}
-
-/* How many mergeable updates like this one are announced and not decided. */
-static uint32_t *push_under_way(mlfab__stream *stream, const mlfab__outgoing *update) {
-  return &stream->small[push_asks_durable(update)];
-}
-
 static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
                         uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
   if (part->state == MLFAB__PART_ANNOUNCED) {
     stream->eager_used -= part->eager;
-    if (update->mergeable) --*push_under_way(stream, update);
+    if (update->mergeable) --stream->small[update->durable];
   }
   part->state = MLFAB__PART_DECIDED;
   if (code == 0) stream->taken += update->members;
@@ -303,11 +268,12 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
     /* Only a plan drops an update that is not late. */
-    int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
+    int late = code == MLFAB_ERR_DROPPED &&
+               (part->reached > next || worker->config->scheduler == MLFAB_SCHEDULER_NONE);
     part->late = late ? next : 0;
     stream->round = next;
   }
-  worker->port.ready(worker->port.self, server);
+  if (worker->norder > 1) worker->port.ready(worker->port.self, server);
   mlfab__push_settle(worker, update, now_ns);
   worker->due = 1;
 }
@@ -317,7 +283,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
   mlfab__push_ack ack;
   if (MLFAB__MALFORMED(&worker->port, server, frame, push_ack, &ack)) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
-    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     if (update->seq != ack.seq) continue;
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
@@ -325,7 +291,8 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     part->delay = ack.delay;
     part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
     push_decide(worker, update, server, ack.code, now_ns);
-    mlfab__push_reached(worker, server, ack.v_train);
+    if (ack.v_train != worker->streams[server].round)
+      mlfab__push_reached(worker, server, ack.v_train);
     return;
   }
 }
@@ -336,7 +303,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
   if (MLFAB__MALFORMED(&worker->port, server, frame, grant, &grant)) return;
   if (grant.generation != worker->streams[server].generation) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
-    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
     if (worker->routes && !worker->routes->direct(worker, update, server)) return;
@@ -386,7 +353,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
-      if (update->mergeable) --*push_under_way(stream, update);
+      if (update->mergeable) --stream->small[update->durable];
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
@@ -420,7 +387,7 @@ MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, u
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
     if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --*push_under_way(&worker->streams[server], update);
+      --worker->streams[server].small[update->durable];
     if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
     if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
       part->state = MLFAB__PART_NONE;
@@ -468,22 +435,12 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-/* Is the update small enough to be copied? */
-static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
-         !worker->define.options.ghost;
-}
-
-/* Are the bytes of the update those of the caller's buffers? */
-static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  return update->codec == &push_dense && !push_small(worker, update);
-}
-
 /* Makes the image of a small update; a large one stays in the caller's buffers. */
 static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
   (void)t;
-  if (push_small(worker, update) && push_pack(worker, update, what->n))
+  update->packed = update->bytes <= MLFAB__WORKER_PACK && !worker->define.options.ghost;
+  if (update->packed && push_pack(worker, update, what->n))
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
   return 0;
 }
@@ -586,8 +543,8 @@ MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoi
 
 MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
   /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
-  int planned = push_plans(worker) && !worker->define.options.deterministic &&
-                !(update->flags & MLFAB__PUSH_INIT);
+  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+                !worker->define.options.deterministic && !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
@@ -642,7 +599,7 @@ MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker) {
 
 static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
   uint64_t next = mlfab__worker_progress(worker) + 1;
-  if (wanted == 0 || wanted == next) return 0;
+  if (wanted == next) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                      "push: iteration is %llu, this worker's next is %llu",
                      (unsigned long long)wanted, (unsigned long long)next);
@@ -688,16 +645,10 @@ MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_b
   return push_filtered(worker, &source, 1);
 }
 
-/* Is a push done only when the replicas have it? */
-static int push_is_durable(const mlfab__worker *worker, const mlfab_push_options *options) {
-  return (options->ack ? options->ack : worker->config->ack) == MLFAB_ACK_DURABLE;
-}
-
 /* Adds a small update to the last waiting one, if they can be merged. */
-static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                   const mlfab_push_options *options) {
-  if (worker->norder == 0 || n != 1) return NULL;
-  mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
+static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
+                                   const mlfab_push_options *options, int durable) {
+  mlfab__outgoing *update = &worker->updates[worker->order[worker->norder - 1]];
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
   if (mlfab__push_sifts(worker, bufs)) return NULL;
@@ -708,7 +659,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
       options->scale > update->scale) {
     return NULL;
   }
-  if (push_is_durable(worker, options) != ((update->flags & MLFAB__PUSH_DURABLE) != 0)) return NULL;
+  if (durable != update->durable) return NULL;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     if (state != MLFAB__PART_NONE && state != MLFAB__PART_QUEUED) return NULL;
@@ -756,12 +707,6 @@ static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq
   return best;
 }
 
-/* The oldest number in flight must stay inside every server's window. */
-static int push_window_open(const mlfab__worker *worker, uint64_t seq) {
-  if (worker->norder == 0) return 1;
-  return seq - worker->updates[worker->order[0]].seq < MLFAB__WINDOW - worker->config->merge_max;
-}
-
 /* Puts a filled slot into the order and tells the streams. */
 static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_t slot,
                          uint64_t now_ns) {
@@ -791,7 +736,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   if (code || again) return code;
   update->kept = 0;
   code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
-  update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
+  update->mergeable = !code && update->packed && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
                       !(worker->define.options.weight_decay > 0.0) &&
                       !(update->flags & ~(uint32_t)MLFAB__PUSH_DURABLE) &&
@@ -801,7 +746,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
 
 static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                      const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
-  if (push_prepare(worker, update))
+  if ((!update->parts || !update->versions) && push_prepare(worker, update))
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
   int code =
       mlfab__worker_sources(worker, what->bufs, what->n, what->sparse != NULL, &update->sources,
@@ -812,7 +757,8 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->scale = options->scale;
   update->norm = options->norm;
   update->base = options->version;
-  update->withdrawn = update->mergeable = 0;
+  update->withdrawn = update->mergeable = update->packed = 0;
+  update->durable = (flags & MLFAB__PUSH_DURABLE) != 0;
   update->version = update->bytes = 0;
   update->lacks = worker->lacks;
   update->lacks_end = worker->lacks_end;
@@ -827,10 +773,10 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = mlfab__push_parts_begin(worker, update, error);
-  if (!code) code = push_check_progress(worker, options->iteration, error);
+  if (!code && options->iteration) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) mlfab__push_parts_end(worker, update);
-  assert(code || !update->lacks || push_is_callers(worker, update));
+  assert(code || !update->lacks || (update->codec == &push_dense && !update->packed));
   return code;
 }
 
@@ -839,8 +785,6 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
 static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
                       mlfab_error *error) {
   int status = 0;
-  *applied_p = 0;
-  if (seq == 0) return 0;
   if (mlfab__worker_status(worker, seq, &status)) {
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: nothing is known of update %llu",
                        (unsigned long long)seq);
@@ -863,7 +807,9 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
                                  int *code_p, mlfab_error *error) {
   uint32_t slot = 0;
   mlfab__outgoing *update = push_free_slot(worker, options->retry_seq, &slot);
-  if (!update || !push_window_open(worker, worker->next_seq)) {
+  /* The oldest number in flight must stay inside every server's window. */
+  uint64_t oldest = worker->norder > 0 ? worker->updates[worker->order[0]].seq : worker->next_seq;
+  if (!update || worker->next_seq - oldest >= MLFAB__WINDOW - worker->config->merge_max) {
     *code_p = MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "push: %u updates are under way", worker->norder);
     return NULL;
   }
@@ -896,8 +842,8 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
   if (given && given->size < offsetof(mlfab_push_options, flags))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: options.size is not set");
-  int applied, code = push_check(worker, &options, error);
-  if (!code) code = push_retry(worker, options.retry_seq, &applied, error);
+  int applied = 0, code = push_check(worker, &options, error);
+  if (!code && options.retry_seq) code = push_retry(worker, options.retry_seq, &applied, error);
   if (code) return code;
   uint64_t seq = worker->next_seq;
   code = request_p ? mlfab__request_room(worker->requests, MLFAB__REQUEST_PUSH, error) : 0;
@@ -907,13 +853,15 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
     return 0;
   }
   mlfab__outgoing *update = NULL;
-  if (what->bufs && !what->sparse && !options.flags)
-    update = push_merge(worker, what->bufs, what->n, &options);
+  /* Is the push done only when the replicas have it? */
+  int durable = (options.ack ? options.ack : worker->config->ack) == MLFAB_ACK_DURABLE;
+  if (what->bufs && what->n == 1 && !what->sparse && !options.flags && worker->norder > 0)
+    update = push_merge(worker, what->bufs, &options, durable);
   if (update && update->members == worker->config->merge_max) {
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   uint32_t flags = options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0;
-  if (push_is_durable(worker, &options)) flags |= MLFAB__PUSH_DURABLE;
+  if (durable) flags |= MLFAB__PUSH_DURABLE;
   if (!update) update = push_new(worker, what, &options, flags, now_ns, &code, error);
   if (code) return code;
   worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
@@ -925,13 +873,6 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   request->result.seq = seq;
   *request_p = request->id;
   return 0;
-}
-
-MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_push_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
-  mlfab__push_what what = {bufs, n, NULL};
-  return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
 }
 
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -961,7 +902,7 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
 static int push_has_some(const mlfab__worker *worker, const mlfab__outgoing *update,
                          uint32_t server) {
   const uint8_t *data;
-  if (!update->lacks || update->parts[server].empty) return 1;
+  if (update->parts[server].empty) return 1;
   return !update->stalled && push_piece(worker, update, server, UINT64_MAX, &data) > 0;
 }
 
@@ -973,10 +914,10 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
-  if (!push_has_some(worker, update, server)) return 0;
+  if (update->lacks && !push_has_some(worker, update, server)) return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
-  if (update->mergeable && stream->small[push_asks_durable(update)] >= 1 &&
-      i + 1 == worker->norder && update->members < worker->config->merge_max) {
+  if (update->mergeable && stream->small[update->durable] >= 1 && i + 1 == worker->norder &&
+      update->members < worker->config->merge_max) {
     return 0;
   }
   /* An update that fits the credit goes whole, when the credit is free, which is soon. A planned one uses
@@ -1029,19 +970,14 @@ static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *u
   return n;
 }
 
-/* Does the transport borrow the bulk? It copies a small one. */
-static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
-                      const mlfab__frame_out *frame) {
-  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
-                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
-}
-
-/* The frame with a bulk of the update is complete. */
+/* The frame with a bulk of the update is complete. Does the transport borrow the bulk? It copies a small one. */
 static void push_lend(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
                       const mlfab__outgoing *update, uint64_t token, mlfab__frame_out *frame) {
+  int lends = frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
+                                               frame->bulk_bytes, MLFAB__WORKER_COPY);
   frame->slot = (uint32_t)(update - worker->updates);
-  frame->token = push_lends(worker, port, peer, frame) ? token : 0;
-  frame->callers = push_is_callers(worker, update);
+  frame->token = lends ? token : 0;
+  frame->callers = update->codec == &push_dense && !update->packed;
 }
 
 static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
@@ -1060,7 +996,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
                (part->empty ? 0u : update->codec->flags);
   push.eager = push_eager(worker, update, server);
-  push.parts = push_parts(worker, update);
+  if (worker->config->scheduler != MLFAB_SCHEDULER_NONE) push.parts = push_parts(worker, update);
   push.progress = stream->round + mlfab__worker_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
@@ -1102,7 +1038,7 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
                                      mlfab__frame_out *frame) {
   for (uint32_t i = 0; i < worker->norder; i++) {
-    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
     const mlfab__part *part = &update->parts[server];
     int found = 0;
     frame->note[0] = 0;
@@ -1131,7 +1067,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
     part->eager = (uint32_t)frame->note[1];
     part->granted = part->eager;
     stream->eager_used += part->eager;
-    if (update->mergeable) ++*push_under_way(stream, update);
+    if (update->mergeable) ++stream->small[update->durable];
   }
   part->sent += frame->bulk_bytes;
   update->codec->advance(worker, update, server, part, frame->bulk_bytes);
@@ -1213,7 +1149,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   if (!shared) mlfab__push_align(worker);
   request->blame.in_doubt = announced && !lacked;
   mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s%s", by,
-                       push_asks_durable(update) ? ", and its replica to have it" : "",
+                       update->durable ? ", and its replica to have it" : "",
                        !announced ? "; it was not sent"
                        : lacked   ? "; no server has got all of it"
                                   : "; it is not known yet whether it was");
@@ -1223,7 +1159,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
 }
 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
-  for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
+  for (uint32_t i = 0; i < worker->norder; i++)
+    push_recall(worker, &worker->updates[worker->order[i]]);
   worker->norder = 0;
   for (uint32_t s = 0; worker->streams && s < worker->servers; s++)
     memset(worker->streams[s].small, 0, sizeof worker->streams[s].small);

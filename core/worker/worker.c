@@ -47,7 +47,8 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->define.ask = asked;
 }
 
-MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
+MLFAB__INTERNAL void mlfab__worker_free(void *self) {
+  mlfab__worker *worker = self;
   mlfab__env *env = worker->env;
   if (!env) return;
   worker_free_model(worker);
@@ -457,8 +458,8 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   mlfab_error error;
-  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
-                                &worker->model_pull, &error);
+  int code = mlfab__pull_open(worker, worker->model_bufs, worker->nmodel_bufs, NULL, NULL, now_ns,
+                              &worker->model_pull, &error);
   if (code) worker_model_fail(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
@@ -486,7 +487,6 @@ static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
-  if (!worker->model_request) return;
   if (worker->enters) {
     worker_model_stands(worker, now_ns);
     return;
@@ -527,7 +527,7 @@ MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_n
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
-    worker_model_progress(worker, now_ns);
+    if (worker->model_request) worker_model_progress(worker, now_ns);
     for (uint32_t s = 0; worker->enters && s < worker->servers; s++)
       if (worker->streams[s].guest) worker_enter(worker, s);
     if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {
@@ -660,8 +660,9 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   mlfab__worker_change_spare(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
-                                            int code, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,
+                                            uint64_t now_ns) {
+  mlfab__worker *worker = self;
   const mlfab__blame *blame = &request->blame;
   uint32_t s = 0;
   switch (request->kind) {
@@ -770,10 +771,11 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   mlfab__worker_advance(worker, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  worker->streams[server].up = 0;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__worker_advance(worker, now_ns);
+MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at) {
+  mlfab__worker *worker = self;
+  worker->streams[at.peer].up = 0;
+  mlfab__push_lost(worker, at.peer, at.now_ns);
+  mlfab__worker_advance(worker, at.now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
@@ -819,11 +821,16 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
                 now_ns);
 }
 
-static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
-                        uint64_t now_ns) {
-  if (worker->streams[server].absent) return; /* it tells again when it counts */
-  if (worker->routes && worker->routes->frame(worker, server, frame)) return;
-  switch (frame->type) {
+MLFAB__INTERNAL int mlfab__worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__worker *worker = self;
+  const uint32_t server = at.peer;
+  const uint64_t now_ns = at.now_ns;
+  int known = (worker->mover && worker->mover->frame(worker, server, frame, now_ns)) ||
+              worker->streams[server].absent || /* it tells again when it counts */
+              (worker->routes && worker->routes->frame(worker, server, frame));
+  switch (known ? MLFAB__FRAME_TYPES : frame->type) {
+    case MLFAB__FRAME_TYPES:
+      break;
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
       break;
@@ -856,18 +863,13 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       if (worker->viewer && worker->viewer->frame(worker, server, frame, now_ns)) break;
       worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a frame that no server sends");
   }
-}
-
-MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__frame_in *frame, uint64_t now_ns) {
-  if (!worker->mover || !worker->mover->frame(worker, server, frame, now_ns))
-    worker_take(worker, server, frame, now_ns);
   mlfab__worker_advance(worker, now_ns);
+  return 1;
 }
 
-MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
-                                       mlfab__frame_out *frame) {
-  mlfab__stream *stream = &worker->streams[server];
+MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__worker *worker = self;
+  const mlfab__stream *stream = &worker->streams[at.peer];
   if (!stream->up || !worker->table) return 0;
   if (stream->define) {
     frame->type = MLFAB__DEFINE;
@@ -878,20 +880,18 @@ MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
     frame->note[0] = 2;
     return 1;
   }
-  return mlfab__push_next(worker, server, frame);
+  return mlfab__push_next(worker, at.peer, frame);
 }
 
-MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__frame_out *frame) {
-  if (frame->note[0] == 2) {
-    worker->streams[server].define = 0;
-    return;
-  }
-  mlfab__push_taken(worker, server, frame);
+MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__worker *worker = self;
+  if (frame->note[0] == 2)
+    worker->streams[at.peer].define = 0;
+  else
+    mlfab__push_taken(worker, at.peer, frame);
 }
 
-MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
-                                        uint64_t now_ns) {
-  mlfab__push_sent(worker, server, token, now_ns);
-  mlfab__worker_advance(worker, now_ns);
+MLFAB__INTERNAL void mlfab__worker_sent(void *self, mlfab__at at, uint64_t token) {
+  mlfab__push_sent(self, at.peer, token, at.now_ns);
+  mlfab__worker_advance(self, at.now_ns);
 }

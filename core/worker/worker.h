@@ -82,6 +82,8 @@ typedef struct mlfab__outgoing {
   int stalled;
   uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
+  int packed;         /* its bytes are in `image` */
+  int durable;        /* it asks for DURABLE */
   mlfab__part *parts; /* by server */
   uint64_t version;
   uint64_t started_ns;
@@ -316,7 +318,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
                                        const mlfab__port *port, mlfab_stats *stats,
                                        mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__worker_free(void *self);
 /* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
@@ -329,12 +331,6 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
 MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
                                         const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
                                         mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_push_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_pull_options *options, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error);
 /* self: the worker. */
 MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
@@ -345,8 +341,8 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
                                            mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
-MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
-                                            int code, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,
+                                            uint64_t now_ns);
 
 /* Has the server decided updates under our number that we never announced to it? Then they are from another
  * process, and what the server reports as applied may be missing from the model. */
@@ -355,7 +351,7 @@ MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t 
 /* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
  * which have no bytes, are forgotten. */
@@ -367,14 +363,11 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
 MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
                                                 uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
-                                       mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
-                                        uint64_t now_ns);
+/* A frame from a server; the next frame for it; that frame was taken, and its bulk returned: see mlfab__role. */
+MLFAB__INTERNAL int mlfab__worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_sent(void *self, mlfab__at at, uint64_t token);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
 /* Writes a stretch of the model to the buffers of a pull that have some of it. */

@@ -2,23 +2,6 @@
 #include "../node/node.h"
 #include "worker.h"
 
-static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  mlfab__worker_frame(self, at.peer, frame, at.now_ns);
-  return 1;
-}
-
-static int worker_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return mlfab__worker_next(self, at.peer, frame);
-}
-
-static void worker_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
-  mlfab__worker_taken(self, at.peer, frame);
-}
-
-static void worker_role_returned(void *self, mlfab__at at, uint64_t token) {
-  mlfab__worker_sent(self, at.peer, token, at.now_ns);
-}
-
 static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (!mlfab__worker_usurped(self, at.peer, greeting->ack->top)) return 0;
   greeting->why = "it has updates of this worker that it never sent: another process uses its rank";
@@ -30,10 +13,6 @@ static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) 
   if (worker->stands && !greeting->ack->model_stands && !worker->streams[at.peer].absent)
     greeting->died = "it has restarted without the model";
   mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
-}
-
-static void worker_role_lost(void *self, mlfab__at at) {
-  mlfab__worker_lost(self, at.peer, at.now_ns);
 }
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
@@ -49,12 +28,6 @@ static int worker_role_wants(void *self, mlfab__at at, const char *why) {
   return 1;
 }
 
-static void worker_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
-  mlfab__worker_withdraw(self, request, code, now_ns);
-}
-
-static void worker_role_free(void *self) { mlfab__worker_free(self); }
-
 static const mlfab__role worker_row = {
     .name = "worker",
     .rest = 1,
@@ -62,17 +35,17 @@ static const mlfab__role worker_row = {
     .links = MLFAB__ON(SERVER),
     .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
                 MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
-    .frame = worker_role_frame,
-    .next = worker_role_next,
-    .taken = worker_role_taken,
-    .returned = worker_role_returned,
+    .frame = mlfab__worker_frame,
+    .next = mlfab__worker_next,
+    .taken = mlfab__worker_taken,
+    .returned = mlfab__worker_sent,
     .hello = worker_role_hello,
     .up = worker_role_up,
-    .lost = worker_role_lost,
+    .lost = mlfab__worker_lost,
     .gone = worker_role_gone,
     .wants = worker_role_wants,
-    .withdraw = worker_role_withdraw,
-    .free = worker_role_free,
+    .withdraw = mlfab__worker_withdraw,
+    .free = mlfab__worker_free,
 };
 
 MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worker_p) {

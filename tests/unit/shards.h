@@ -69,7 +69,7 @@ static void shard_event(void *self, uint32_t kind, int32_t rank, int is_server,
 static inline void shard_frame(shard *s, uint32_t worker, uint8_t type, const uint8_t *meta,
                                uint32_t bytes, const void *bulk, uint32_t bulk_bytes) {
   mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
-  mlfab__server_frame(&s->server, worker, &in, 1000);
+  mlfab__server_frame(&s->server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
 }
 
 static inline void shard_hello(shard *s, uint32_t worker, uint32_t incarnation) {

@@ -173,7 +173,7 @@ static void say_push(uint32_t worker, uint64_t seq) {
   u->repeated = mlfab__windows_ask(&f.server.windows.windows[worker], seq, 1) != MLFAB__UNDECIDED;
   mlfab__frame_in in = {MLFAB__PUSH, mlfab__encode_push(meta, &p, &segment, &version), bytes, meta,
                         u->values};
-  mlfab__server_frame(&f.server, worker, &in, 1000);
+  mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
 }
 
 /* Sends the oldest update that is to be sent (again), if few are under way. 0: there is none. */
@@ -210,7 +210,7 @@ static uint64_t ask(uint32_t worker) {
   uint64_t since = 0;
   mlfab__pull p = {.request = ++request, .segments = 1};
   mlfab__frame_in in = {MLFAB__PULL, mlfab__encode_pull(meta, &p, &segment, &since), 0, meta, NULL};
-  mlfab__server_frame(&f.server, worker, &in, 1000);
+  mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
   return request;
 }
 
@@ -219,13 +219,13 @@ static uint64_t take(uint32_t worker, double *got) {
   uint8_t out[MLFAB_META_MAX];
   uint64_t bytes = 0;
   mlfab__frame_out frame = {.meta = out};
-  while (mlfab__server_next(&f.server, worker, &frame, 1000)) {
+  while (mlfab__server_next(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &frame)) {
     mlfab__model model;
     assert_int_equal(mlfab__decode_model(out, frame.meta_bytes, &model), 0);
     memcpy((uint8_t *)got + bytes, frame.bulk, model.bytes);
     bytes += model.bytes;
-    mlfab__server_taken(&f.server, worker, &frame, 1000);
-    mlfab__server_sent(&f.server, worker, frame.token);
+    mlfab__server_taken(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &frame);
+    mlfab__server_sent(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, frame.token);
   }
   return bytes;
 }
@@ -247,7 +247,7 @@ static void pull(uint32_t worker) {
     mlfab__pull_cancel cancel = {request};
     mlfab__frame_in in = {MLFAB__PULL_CANCEL, mlfab__encode_pull_cancel(meta, &cancel), 0, meta,
                           NULL};
-    mlfab__server_frame(&f.server, worker, &in, 1000);
+    mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
   }
 }
 
@@ -329,7 +329,7 @@ static void open_world(uint64_t seed) {
     f.next[w] = 1;
     say_hello(w);
     mlfab__frame_in in = {MLFAB__DEFINE, mlfab__encode_define(meta, &d), sizeof table, meta, table};
-    mlfab__server_frame(&f.server, w, &in, 1000);
+    mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, w, 1000}, &in);
   }
   assert_int_equal(f.server.phase, MLFAB__MODEL_STANDS);
   for (uint32_t w = 0; w < WORKERS; w++) say_hello(w);

@@ -203,7 +203,7 @@ static void hello(uint32_t worker, uint32_t incarnation) {
 static void frame(uint32_t worker, uint8_t type, uint32_t bytes, const void *bulk,
                   uint32_t bulk_bytes) {
   mlfab__frame_in in = {type, bytes, bulk_bytes, f.meta, bulk};
-  mlfab__server_frame(&f.server, worker, &in, 1000);
+  mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
 }
 
 static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
@@ -319,9 +319,11 @@ static void cancel(uint32_t worker, uint64_t request) {
 static int step(uint32_t worker) {
   memset(&f.out, 0, sizeof f.out);
   f.out.meta = f.meta;
-  if (!mlfab__server_next(&f.server, worker, &f.out, 1000)) return 0;
-  mlfab__server_taken(&f.server, worker, &f.out, 1000);
-  if (f.out.token) mlfab__server_sent(&f.server, worker, f.out.token);
+  if (!mlfab__server_next(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &f.out))
+    return 0;
+  mlfab__server_taken(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &f.out);
+  if (f.out.token)
+    mlfab__server_sent(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, f.out.token);
   if (f.out.type != MLFAB__VIEW) return 1;
   assert_int_equal(mlfab__decode_view(f.out.meta, f.out.meta_bytes, &f.told, f.runs), 0);
   assert_int_equal(f.told.ask, 3);
@@ -757,7 +759,7 @@ static void test_without(void **state) {
   assert_int_equal(step(1), 1);
   assert_int_equal(f.out.type, MLFAB__MODEL);
   assert_memory_equal(f.out.bulk, f.model, f.out.bulk_bytes);
-  mlfab__server_sent(&f.server, 1, f.out.token);
+  mlfab__server_sent(&f.server, (mlfab__at){MLFAB__LINK_WORKER, 1, 1000}, f.out.token);
   lose(1);
   settle();
   assert_null(f.server.store.slab);
