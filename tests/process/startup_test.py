@@ -391,9 +391,10 @@ def test_an_address_that_does_not_parse():
 
 @cases((b"HTTP/1.0 400 Bad request syntax\r\nServer: x\r\n\r\n", 'another program: it says "HTTP/1.0 400 Bad request syntax"', True),
        (b"SSH-2.0-another\r\n", 'another program: it says "SSH-2.0-another"', False),
-       (b"\x00\xff" * 5, 'another program: it says "."', True),
+       (b"\x00\xff" * 5, 'another program: it says "."', True), (b"", "closed the connection", True),
        (b"", "said nothing; it may be another program", False))
 def test_another_program_at_the_address(says, why, closes):
+    """It is named, and called ever less often."""
     held = []
 
     def talk(listener):
@@ -409,7 +410,10 @@ def test_another_program_at_the_address(says, why, closes):
     why = why.replace('"."', '"' + "." * 10 + '"')
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=talk, args=(listener,), daemon=True).start()
-        fails(probe("tcp:127.0.0.1:%d" % listener.getsockname()[1], TIMEOUT_MS=4000), "TIMEOUT", why)
+        at = "tcp:127.0.0.1:%d" % listener.getsockname()[1]
+        sure = "another program answers at %s (" % at if says or closes else ""
+        fails(probe(at, TIMEOUT_MS=4000), "TIMEOUT", why, sure)
+        expect(len(held) <= 12, "it is called %d times in 4 s" % len(held))
 
 
 @cases("tcp", "shm")
