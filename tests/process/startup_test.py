@@ -537,7 +537,7 @@ def test_a_start_that_is_late(transport):
     """A process of a former start meets the new one: it ends at once, and the new one does not notice."""
     at = starts(transport)
     new = generation(1, 0, at)
-    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-none'")
+    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-%d'" % at["MASTER_PORT"] if transport == "unix" else "'mlfab'")
     expect(new.poll() is None, "the new start waits for its own rank")
     end_well(new, generation(1, 1, at))
 
@@ -550,6 +550,13 @@ def test_a_former_start_ends(transport):
     new = generation(1, 1, at)
     fails(old, "FENCED", BOTH)
     end_well(generation(1, 0, at), new)
+
+
+def test_jobs_without_a_name():
+    """Two runs that a launcher calls 'none', at one range of ports: neither takes the other's ranks."""
+    first = free_range(4)
+    at = {"MLFAB_COORDINATOR": "tcp:127.0.0.1:%d-%d" % (first, first + 3), "MLFAB_KEY": ONE, "MASTER_ADDR": "127.0.0.1"}
+    end_well(*(generation(0, rank, at, MASTER_PORT=port) for rank in (0, 1) for port in (29500, 29501)))
 
 
 def test_two_jobs_at_one_port():
