@@ -110,7 +110,8 @@ static void on_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 
 static void on_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                      int code, const char *text) {
-  (void)self, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+  (void)self, (void)code, (void)text;
+  assert_true(rank == 0 && is_server == 1 && incarnation == 0);
   f.events += kind == MLFAB_EVENT_CHECKPOINT;
 }
 
@@ -227,12 +228,17 @@ static void end(void) {
   assert_int_equal(f.node.env.bytes, 0);
 }
 
-static void ask(uint32_t worker, uint64_t number, uint32_t keep) {
-  mlfab__checkpoint_ask a = {.ask = number, .keep = keep, .dir = "/d"};
+static void ask_in(const char *dir, uint32_t worker, uint64_t number, uint32_t keep) {
+  mlfab__checkpoint_ask a = {.ask = number, .keep = keep};
+  snprintf(a.dir, sizeof a.dir, "%s", dir);
   uint8_t meta[MLFAB__META_PLAIN];
   mlfab__frame_in frame = {.type = MLFAB__CHECKPOINT_ASK, .meta = meta};
   frame.meta_bytes = mlfab__encode_checkpoint_ask(meta, &a);
   mlfab__lead_asked(&f.lead, worker, &frame, f.node.now_ns);
+}
+
+static void ask(uint32_t worker, uint64_t number, uint32_t keep) {
+  ask_in("/d", worker, number, keep);
 }
 
 /* A server has written its shard of this attempt, or has not. */
@@ -430,6 +436,37 @@ TEST(test_late_answers) {
   assert_int_equal(f.filer.asked, asked + 1);
   run();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
+  /* The next attempt awaits its own shards. */
+  ask(2, 2, 0);
+  run();
+  asked = f.filer.asked;
+  shard_of(1, f.lead.order.number - 1, MLFAB_ERR_IO);
+  assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
+  assert_int_equal(f.filer.asked, asked);
+  /* Without a replica there is no other lead for which it could write. */
+  shard(1, MLFAB_ERR_AGAIN);
+  assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
+  run();
+  end();
+}
+
+/* Nobody writes for this lead in another directory. */
+TEST(test_another_directory) {
+  begin();
+  init();
+  ask(1, 1, 0);
+  run();
+  shard(0, MLFAB_ERR_IO); /* server 1 owes its answer */
+  run();
+  add("checkpoint-00000005-1-of-2.shard", OURS, LEADER);
+  ask(1, 2, 0);
+  run();
+  assert_true(has("checkpoint-00000005-1-of-2.shard"));
+  shard(0, MLFAB_ERR_IO);
+  run();
+  ask_in("/e", 1, 3, 0);
+  run();
+  assert_false(has("checkpoint-00000005-1-of-2.shard"));
   end();
 }
 
@@ -444,6 +481,10 @@ TEST(test_a_server_dies) {
   assert_int_equal(f.answer.rank, 1);
   run();
   assert_int_equal(f.nfiles, 0); /* it cannot write any more */
+  ask(1, 1, 0);                  /* the answer was lost */
+  assert_int_equal(f.answers, 2);
+  assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
+  assert_string_equal(f.answer.text, "server 1 is dead");
   assert_int_equal(f.events, 1);
   end();
 }
@@ -481,6 +522,7 @@ TEST(test_disk) {
       f.list_fails = 0;
     }
     assert_int_equal(f.lines, round + 1);
+    assert_int_equal(strstr(f.line, "before it failed, too") != NULL, round > 0);
     f.node.now_ns += 60000000000u - 1;
     f.list_fails = 1;
     ask(1, ++number, 0);
@@ -580,6 +622,12 @@ TEST(test_requests) {
   run();
   assert_int_equal(f.answers, answers);
   assert_int_equal(f.events, 2);
+  /* The last answer of worker 1 still is. */
+  ask(1, 2, 0);
+  assert_int_equal(f.answered, 1);
+  assert_int_equal(f.answer.code, 0);
+  assert_int_equal(f.answer.number, 4);
+  assert_int_equal(f.answer.servers, SERVERS);
   end();
 }
 
@@ -659,6 +707,7 @@ TEST(test_copies) {
       assert_int_equal(f.ordered[1], ordered);
       mlfab__lead_tick(&f.lead, f.node.now_ns);
       assert_int_equal(f.ordered[1], ordered + 1);
+      assert_int_equal(f.ordered[0], 1);
       assert_int_equal(mlfab__lead_deadline(&f.lead), 5 + TIMEOUT);
       shard(1, 0), shard(0, 0);
       run();
