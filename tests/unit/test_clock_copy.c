@@ -158,13 +158,33 @@ TEST(test_adopted) {
   in.v_train = 9;
   in.refused_round = 0;
   same_clock(2, &in, words);
+  /* So it is between two rounds. The slowest is not the first. */
+  server.clocks[1].v_train = 8;
+  in = clock_of(MLFAB_SYNC_DROP);
+  in.consistency.need = 2;
+  in.members = 0;
+  in.v_train = 30;
+  assert_int_equal(mlfab__clock_adopt(&server, &in, words), 3);
+  assert_int_equal(server.clocks[3].v_train, 8);
+  assert_int_equal(server.clocks[3].refused_round, 0);
   in = clock_of(MLFAB_SYNC_BSP);
   in.consistency.staleness = 0;
-  for (uint32_t g = 3; g <= MLFAB__CLOCKS; g++) {
+  for (uint32_t g = 4; g <= MLFAB__CLOCKS; g++) {
     in.v_train = 100 + g;
     assert_int_equal(mlfab__clock_adopt(&server, &in, words), g); /* CLOCKS: there is no room */
   }
   mlfab__clock_free(&server);
+}
+
+/* The workers that live, as bits. */
+TEST(test_counted) {
+  uint32_t words[WORDS] = {7, 7};
+  begin(MLFAB_OPTIMIZER_SGD);
+  for (uint32_t w = 0; w < WORKERS; w++) peers[w].dead = 1;
+  peers[0].dead = peers[31].dead = peers[33].dead = peers[39].dead = 0;
+  mlfab__clock_counted(&server, words);
+  assert_int_equal(words[0], 0x80000001u);
+  assert_int_equal(words[1], 0x82);
 }
 
 TESTS(NULL, NULL)
