@@ -515,8 +515,7 @@ struct mlfab_node {
   int join_other;                     /* the next call is to the replica of server 0 */
   uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
   int join_said;                      /* a process at one of the ports has said why not */
-  uint32_t
-      join_vain; /* calls that were answered, and ended before a frame came; since the last frame */
+  uint32_t join_vain; /* calls since the last frame that were answered, and ended without one */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */

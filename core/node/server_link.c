@@ -50,10 +50,8 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
                      silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
-  if (route->greeted || was->heard_ns != was->since_ns)
-    route->vain = 0;
-  else if (route->vain < UINT8_MAX)
-    route->vain++;
+  int vain = !route->greeted && was->heard_ns == was->since_ns;
+  route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
   route->retry_ns = mlfab__node_retry(node, route->vain);
   /* What the peer has said tells more than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);

@@ -213,8 +213,8 @@ enum mlfab__cause {
   MLFAB__CAUSE_GIVEN_UP,  /* server 0 of this job has failed */
   MLFAB__CAUSE_KEY,       /* of this job, but with another key */
   MLFAB__CAUSE_LACKS_KEY, /* the callee has a key, the caller none */
-  MLFAB__CAUSE_ELSEWHERE, /* the callee is another job's, or not server 0: from here on, another port may be right */
-  MLFAB__CAUSE_KEYLESS,    /* the caller has a key, the callee none */
+  MLFAB__CAUSE_ELSEWHERE, /* another job's, or not server 0. From here on another port may be right */
+  MLFAB__CAUSE_KEYLESS,   /* the caller has a key, the callee none */
   MLFAB__CAUSE_STRANGE_KEY /* another name, and another key */
 };
 
