@@ -129,8 +129,8 @@ struct mlfab__shm_lend {
   /* Of a transport: open makes t->lender. Errors: MEMORY. close: all links are gone. */
   int (*open)(struct shm *t, const mlfab_transport_options *options);
   void (*close)(struct shm *t);
-  /* wish: bytes of the rings that a new link is to have. meet: both ends have agreed on them, and the peer is not plain; first
-   * its memory is taken, and once the peer has its answer, it is told (`tell`). Errors: MEMORY, REFUSED. free: the link is being freed, or the transport closed. */
+  /* wish: bytes of the rings that a new link is to have. meet: both ends have agreed on them, and the peer is not plain. The
+   * first call takes the memory. The second (`tell`) follows the answer, and tells the peer of the pool. Errors: MEMORY, REFUSED. free: the link is being freed, or the transport closed. */
   uint32_t (*wish)(struct shm *t);
   int (*meet)(struct shm *t, struct shm_link *link, bool tell);
   void (*free)(struct shm *t, struct shm_link *link);

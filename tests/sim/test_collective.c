@@ -703,9 +703,10 @@ static void note_failure(world *w, uint32_t i, int32_t code, int32_t blamed) {
   if (code == MLFAB_ERR_AGAIN) r->members |= bit((uint32_t)blamed);
 }
 
-/* Makes the call of this plan; 0, or what it returned at once. The tag: no later call is the same as the first one with a process
- * that is back. A worker that withdraws a call in that moment does not hear of the process; so with results that do not depend on
- * it (`sure`), the first call after any failure has the tag. */
+/* Makes the call of this plan. Returns 0, or its error.
+ *
+ * The tag: no later call is the same as the first call with a process that is back. A worker that withdraws a call in that moment
+ * does not hear of the process. If no result depends on that (`sure`), the first call after any failure has the tag. */
 static int begin_plan(world *w, uint32_t i, const plan *p) {
   rank *r = &w->ranks[i];
   open_call *c = &r->open[r->nopen];

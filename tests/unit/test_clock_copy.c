@@ -1,5 +1,5 @@
-/* test_clock_copy.c - core/server/clock_copy.c: the clocks of a server as records. Which clocks join, what a server has of a clock
- * that arrived, and what the other copy of a server has of all clocks. */
+/* test_clock_copy.c - core/server/clock_copy.c: the clocks of a server as records. Slices arrive with their clock, which joins one
+ * that is here or is new. The other copy of a server gets all clocks. */
 #include "../testing.h"
 
 #include "core/server/clock_copy.h"
@@ -97,7 +97,7 @@ static void same_clock(uint32_t g, const mlfab__reshard_server_clock *in, const 
   assert_memory_equal(out_words, words, WORDS * sizeof *words);
 }
 
-/* A whole state, and what the other copy sends: all clocks are as they were. */
+/* All clocks are as they were: after a restore, and at the other copy. */
 TEST(test_restored_and_mirrored) {
   const uint32_t words[3][WORDS] = {{0x80000001u, 0x81}, {6, 0}, {0, 0x40}};
   mlfab__reshard_server_clock clocks[3];
@@ -150,7 +150,7 @@ TEST(test_adopted) {
                                             .consistency = in.consistency},
              words);
   assert_true(server.untidy);
-  /* Without rounds: of the slowest here, and what was refused there means nothing here. */
+  /* Without rounds the version is that of the slowest here. The round that was refused there means nothing here. */
   in = clock_of(MLFAB_SYNC_SSP);
   in.v_train = 30;
   in.refused_round = 8;

@@ -443,7 +443,7 @@ TEST(test_late_answers) {
   shard_of(1, f.lead.order.number - 1, MLFAB_ERR_IO);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(f.filer.asked, asked);
-  /* Without a replica there is no other lead for which it could write. */
+  /* Only with a replica a server may still write for another lead. */
   shard(1, MLFAB_ERR_AGAIN);
   assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
   run();
@@ -662,7 +662,7 @@ TEST(test_by_itself) {
   end();
 }
 
-/* A server without slices takes no part. */
+/* Only servers with slices take part. */
 TEST(test_without_a_server) {
   begin();
   init();

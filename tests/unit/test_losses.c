@@ -16,7 +16,7 @@ static void on_event(void *self, uint32_t kind, int32_t rank, int is_server, uin
   snprintf(told, sizeof told, "%s", text);
 }
 
-/* Each update that the former copy has taken and the new one has not counts once. A copy that serves on, or a former one, changes
+/* An update counts once if the former copy has taken it, and the new copy has not. A copy that serves on, or a former one, changes
  * nothing. */
 TEST(test_counts) {
   static mlfab__worker worker;

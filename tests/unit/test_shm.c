@@ -1443,7 +1443,7 @@ static void test_no_memory(void **state) {
   }
 }
 
-/* Who has no memory for a small ring does not answer: the caller would take the link for one that stands. */
+/* An acceptor that lacks memory for a small ring hangs up. An answer would make the caller believe in the link. */
 static void test_small_answer(void **state) {
   const mlfab_env hooks = {
       .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
