@@ -178,7 +178,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab can talk to each other exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 9
+#define MLFAB_PROTOCOL 10
 
 #ifndef MLFAB_API
 #define MLFAB_API

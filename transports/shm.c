@@ -519,9 +519,12 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   if (link->inbound) close(fds[0]);
   close(fds[own_segment]);
   if (code != 0) return shm_give_up(t, link, code, "passed something that cannot be mapped", event);
-  if (link->inbound && !shm_packet_send(t, link->fd, own, 2, link->ring))
-    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
-  code = t->lend != NULL && !link->plain ? t->lend->meet(t, link) : 0;
+  /* Who is answered takes the link for one that stands. So the memory comes before the answer. */
+  bool refers = t->lend != NULL && !link->plain;
+  if (refers) code = t->lend->meet(t, link, false);
+  if (code == 0 && link->inbound && !shm_packet_send(t, link->fd, own, 2, link->ring))
+    code = MLFAB_ERR_REFUSED;
+  if (code == 0 && refers) code = t->lend->meet(t, link, true);
   if (code != 0)
     return shm_give_up(t, link, code, code == MLFAB_ERR_MEMORY ? "found no room" : "went away",
                        event);

@@ -129,10 +129,11 @@ struct mlfab__shm_lend {
   /* open: makes t->lender of a transport. Errors: MEMORY. close: called when all links are gone. */
   int (*open)(struct shm *t, const mlfab_transport_options *options);
   void (*close)(struct shm *t);
-  /* wish: wanted bytes of a new link's rings. meet: both ends have agreed on them, and the peer is not plain. Errors:
-   * MEMORY, REFUSED. free: called when the link is freed, or the transport closed. */
+  /* wish: wanted bytes of a new link's rings. meet: both ends have agreed on them, and the peer is not plain. Its first
+   * call takes the memory. The second (`tell`) follows the answer, and tells the peer of the pool. Errors: MEMORY,
+   * REFUSED. free: called when the link is freed, or the transport closed. */
   uint32_t (*wish)(struct shm *t);
-  int (*meet)(struct shm *t, struct shm_link *link);
+  int (*meet)(struct shm *t, struct shm_link *link, bool tell);
   void (*free)(struct shm *t, struct shm_link *link);
   /* Called when the life line has packets, or has ended. */
   void (*hear)(struct shm *t, struct shm_link *link);

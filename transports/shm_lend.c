@@ -229,11 +229,11 @@ static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_l
 }
 
 /* Called at the start of a link: a small ring needs the pool. */
-static int shm_lend_meet(struct shm *t, struct shm_link *link) {
+static int shm_lend_meet(struct shm *t, struct shm_link *link, bool tell) {
   if (link->ring == SHM_RING) return 0;
   if (shm_refers(t, link) == NULL || (t->lender->pool.at == NULL && !shm_pool_open(t)))
     return MLFAB_ERR_MEMORY;
-  return shm_pool_tell(t, link) ? 0 : MLFAB_ERR_REFUSED;
+  return !tell || shm_pool_tell(t, link) ? 0 : MLFAB_ERR_REFUSED;
 }
 
 /* ---- loans ---- */

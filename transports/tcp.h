@@ -182,6 +182,7 @@ typedef struct tcp_link {
   uint32_t sent_at, sent_count;
 
   struct tcp_window *window; /* NULL: it is not measured */
+  int unmeasured;            /* for lack of memory */
 
   tcp_dial *dial;    /* while connecting */
   uint64_t asked_ns; /* RESOLVING: time of its beginning */

@@ -119,8 +119,9 @@ static void tcp_wrote(tcp_self *self, tcp_link *link, size_t bytes, int full) {
 }
 
 static void tcp_link_opened(tcp_self *self, tcp_link *link) {
-  if (!link->window && tcp_counts(self, link))
-    link->window = mlfab__alloc(&self->env, sizeof *link->window);
+  if (link->window || !tcp_counts(self, link)) return;
+  link->window = mlfab__alloc(&self->env, sizeof *link->window);
+  link->unmeasured = !link->window;
 }
 
 static void tcp_link_closed(tcp_self *self, tcp_link *link) {
@@ -306,6 +307,7 @@ MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_meas
   meter->told_out = out;
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
+    if (link && link->unmeasured) tcp_link_opened(self, link);
     if (link && link->state == TCP_LINK_OPEN && link->window) {
       tcp_link_shallow(link);
       tcp_link_measure(meter, link, now_ns, &m, &together);

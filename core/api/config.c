@@ -473,11 +473,19 @@ static uint64_t config_count(const char *name) {
   return text ? mlfab__min(strtoull(text, NULL, 10), 65535) : 0;
 }
 
+/* The number of the job. The components of a heterogeneous job (formerly: a pack) share that of the first. */
+static const char *config_slurm_job(void) {
+  const char *het = config_variable("SLURM_HET_JOB_ID");
+  if (!het) het = config_variable("SLURM_PACK_JOB_ID");
+  return het ? het : config_variable("SLURM_JOB_ID");
+}
+
 /* Writes the launchers' name of the run into `job`, 64 bytes; "": they have no name for it. */
 static void config_run(char *job) {
-  const char *slurm = config_variable("SLURM_JOB_ID");
-  const char *torch = config_variable("TORCHELASTIC_RUN_ID");
+  const char *slurm = config_slurm_job(), *torch = config_variable("TORCHELASTIC_RUN_ID");
   char name[512];
+  /* torchrun's default, which all its runs on this host would share. Their ports differ. */
+  if (torch && !strcmp(torch, "none")) torch = config_variable("MASTER_PORT");
   snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
            slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
   size_t n = strlen(name);
@@ -546,7 +554,9 @@ static void config_meet(mlfab_config *c) {
   }
   /* PMI's variables come from srun (--mpi=pmi2), or from an mpiexec inside the step, which gives local ranks, too. */
   if (from != CONFIG_SLURM && (from != CONFIG_PMI || config_variable("MPI_LOCALNRANKS"))) return;
-  job = config_variable("SLURM_JOB_ID");
+  job = config_slurm_job();
+  /* A component of a heterogeneous job is told of its own nodes only. */
+  if (config_variable("SLURM_HET_SIZE") || job != config_variable("SLURM_JOB_ID")) return;
   if (!config_is_task() || !job || !nodes || strcmp(nodes, "1") != 0) return;
   snprintf(name, sizeof name, "slurm-%s.%s", job, step);
   (void)config_meet_here(c, name);

@@ -36,15 +36,18 @@ static uint64_t guard_job(const mlfab_node *node, const mlfab__challenge *c) {
 }
 
 /* The reason to refuse a caller without a common key. Several ports may lead to several jobs. */
-static const char *guard_foreign(const mlfab_node *node, const mlfab__challenge *c) {
-  return c->job == guard_job(node, c) ? "the caller's key is not this job's (MLFAB_KEY)"
+static const char *guard_foreign(const mlfab_node *node, const mlfab__challenge *c,
+                                 enum mlfab__cause *cause_p) {
+  *cause_p = c->job == guard_job(node, c) ? MLFAB__CAUSE_KEY : MLFAB__CAUSE_STRANGE_KEY;
+  return *cause_p == MLFAB__CAUSE_KEY ? "the caller's key is not this job's (MLFAB_KEY)"
                                       : "the jobs have different names (MLFAB_JOB), and keys";
 }
 
 /* Ends the failed call of a link that is not proven; the link is gone afterwards. */
-static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
+static void guard_fail(mlfab_node *node, uint32_t index, enum mlfab__cause cause, int code,
+                       const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
-  if (joining && !mlfab__bootstrap_elsewhere(node, code, text)) {
+  if (joining && !mlfab__bootstrap_elsewhere(node, cause, text)) {
     char whole[MLFAB__TEXT_MAX + 192], callee[MLFAB__CALLEE];
     snprintf(whole, sizeof whole, "joining: %s: %s", mlfab__bootstrap_callee(node, callee), text);
     mlfab__node_fail(node, code, 0, 1, whole);
@@ -132,7 +135,7 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
     char text[128];
     snprintf(text, sizeof text, "%s %u answers at the address of %s %u", guard_name(answer.roles),
              answer.number, guard_name(session->challenge.of), session->challenge.to);
-    guard_fail(node, index, MLFAB_ERR_REFUSED, text);
+    guard_fail(node, index, MLFAB__CAUSE_ELSEWHERE, MLFAB_ERR_REFUSED, text);
     return;
   }
   mlfab__proof proof = {session->challenge, {session->own[0], session->own[1]}};
@@ -147,21 +150,16 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
 
 /* Takes a REFUSE before any proof. Its text is not shown, because anybody may have written it. */
 static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
-  static const char *const known[] = {
-      "this job has none (MLFAB_KEY)",
-      "the caller's key is not this job's (MLFAB_KEY)",
-      "the jobs have different names (MLFAB_JOB), and keys",
-  };
   static const char *const texts[] = {
-      "refused: the caller has a key, and this job has none (MLFAB_KEY)",
-      "refused: the caller's key is not this job's (MLFAB_KEY)",
-      "refused: the jobs have different names (MLFAB_JOB), and keys (MLFAB_KEY)",
+      [MLFAB__CAUSE_KEY] = "refused: the caller's key is not this job's (MLFAB_KEY)",
+      [MLFAB__CAUSE_KEYLESS] = "refused: the caller has a key, and this job has none (MLFAB_KEY)",
+      [MLFAB__CAUSE_STRANGE_KEY] =
+          "refused: the jobs have different names (MLFAB_JOB), and keys (MLFAB_KEY)",
   };
   mlfab__refuse refuse;
-  int parses = !mlfab__decode_refuse(meta, bytes, &refuse) && refuse.code == MLFAB_ERR_JOB;
-  for (size_t i = 0; parses && i < MLFAB__COUNT(known); i++) {
-    if (!strstr(refuse.text, known[i])) continue;
-    guard_fail(node, index, MLFAB_ERR_JOB, texts[i]);
+  if (!mlfab__decode_refuse(meta, bytes, &refuse) && refuse.code == MLFAB_ERR_JOB &&
+      refuse.cause < MLFAB__COUNT(texts) && texts[refuse.cause]) {
+    guard_fail(node, index, (enum mlfab__cause)refuse.cause, MLFAB_ERR_JOB, texts[refuse.cause]);
     return;
   }
   mlfab__node_hang_up(node, index, "refused by a process that has not proved that it has this key");
@@ -182,7 +180,7 @@ static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
 
 /* Returns NULL, or the reason to refuse the caller. */
 static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint8_t *meta,
-                                    uint32_t bytes) {
+                                    uint32_t bytes, enum mlfab__cause *cause_p) {
   guard_self *self = guard_of(node);
   mlfab__link *link = &node->links[index];
   mlfab__challenge c;
@@ -193,7 +191,7 @@ static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint
   if (link->pending != 0 || mlfab__decode_challenge(meta, bytes, &c) || c.vouched > 1)
     return "a challenge that does not parse, or a second one";
   int key = mlfab__keys_choose(&self->keys, &c, &own);
-  if (key < 0) return guard_foreign(node, &c);
+  if (key < 0) return guard_foreign(node, &c, cause_p);
   link->pending = ++self->nonces;
   guard_make_answer(node, link, &c, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &c, &answer, 1);
@@ -204,7 +202,7 @@ static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint
 }
 
 static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_t *meta,
-                                  uint32_t bytes) {
+                                  uint32_t bytes, enum mlfab__cause *cause_p) {
   guard_self *self = guard_of(node);
   mlfab__link *link = &node->links[index];
   mlfab__proof proof;
@@ -214,7 +212,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
     return "a proof that does not parse, or came before a challenge";
   int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
-  if (key < 0) return guard_foreign(node, &proof.challenge);
+  if (key < 0) return guard_foreign(node, &proof.challenge, cause_p);
   memset(&session, 0, sizeof session);
   guard_make_answer(node, link, &proof.challenge, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
@@ -239,19 +237,22 @@ static int guard_is_bare(const mlfab__header *h) {
 
 static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header *header,
                            const uint8_t *meta) {
-  const char *why = header->job == node->job || header->job == 0
-                        ? "this job has a key, and the caller has none (MLFAB_KEY)"
-                        : "the jobs have different names (MLFAB_JOB), and the caller has no key";
+  int ours = header->job == node->job || header->job == 0;
+  enum mlfab__cause cause = ours ? MLFAB__CAUSE_LACKS_KEY : MLFAB__CAUSE_ELSEWHERE;
+  const char *why = ours ? "this job has a key, and the caller has none (MLFAB_KEY)"
+                         : "the jobs have different names (MLFAB_JOB), and the caller has no key";
   if (header->type == MLFAB__BYE) {
     mlfab__node_hang_up(node, index, "the caller left before its proof");
     return;
   }
   if (header->type == MLFAB__CHALLENGE || header->type == MLFAB__PROOF) {
+    uint32_t bytes = header->meta_bytes;
+    cause = MLFAB__CAUSE_OTHER;
     why = !guard_is_bare(header)         ? "a challenge or proof that does not parse"
-          : header->type == MLFAB__PROOF ? guard_conclude(node, index, meta, header->meta_bytes)
-                                         : guard_challenged(node, index, meta, header->meta_bytes);
+          : header->type == MLFAB__PROOF ? guard_conclude(node, index, meta, bytes, &cause)
+                                         : guard_challenged(node, index, meta, bytes, &cause);
   }
-  if (why) mlfab__node_turn_away(node, index, why);
+  if (why) mlfab__node_turn_away(node, index, cause, why);
 }
 
 /* --- every frame --- */

@@ -276,13 +276,16 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
 /* Refuses a process with settings other than this node's: the log, and an error of this node, name the process. */
 static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                              const char *text) {
+  enum mlfab__cause cause = !node->is_coordinator                    ? MLFAB__CAUSE_ELSEWHERE
+                            : node->phase == MLFAB__BOOTSTRAP_FAILED ? MLFAB__CAUSE_GIVEN_UP
+                                                                     : MLFAB__CAUSE_OTHER;
   uint64_t n = ++node->misfits;
   snprintf(node->misfit, sizeof node->misfit, "%s", text);
   node->strange = node->misfit;
   if ((n & (n - 1)) == 0)
     mlfab__log(&node->env, MLFAB_LOG_WARN, "a process was refused (%llu so far): %s",
                (unsigned long long)n, text);
-  mlfab__node_refuse(node, link, code, rank, text);
+  mlfab__node_refuse_as(node, link, cause, code, rank, text);
 }
 
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -475,13 +478,11 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
 }
 
-MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
-  int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
-              code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
-  /* Processes of one job have two keys: another port is no remedy. */
-  other &=
-      !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
-  if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, enum mlfab__cause cause,
+                                               const char *why) {
+  if (node->join_ports < 2 || cause < MLFAB__CAUSE_ELSEWHERE ||
+      node->phase != MLFAB__BOOTSTRAP_JOINING)
+    return 0;
   snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
   node->join_said = 1;
   return 1;
@@ -502,6 +503,11 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_foreign(mlfab_node *node) {
+  /* All ports of a range are called before the pace slows down. */
+  node->join_retry_ns = mlfab__node_retry(node, ++node->join_vain / node->join_ports);
 }
 
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -555,6 +561,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   mlfab__refuse refuse;
   mlfab__member member;
   mlfab__bye bye;
+  if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->join_vain = 0;
   if (frame->type == MLFAB__BYE && node->links[link].kind == MLFAB__LINK_JOIN_OUT &&
       !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) && bye.code == MLFAB_ERR_AGAIN)
     mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve tells the reason */
@@ -572,7 +579,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
     char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
-    if (mlfab__bootstrap_elsewhere(node, refuse.code, refuse.text)) {
+    if (mlfab__bootstrap_elsewhere(node, (enum mlfab__cause)refuse.cause, refuse.text)) {
       mlfab__node_hang_up(node, link, refuse.text);
       return;
     }
@@ -630,17 +637,24 @@ static void bootstrap_timeout(mlfab_node *node) {
     while ((uint32_t)rank + 1 < node->config.servers &&
            (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
       rank++;
+    const char *at = node->places[rank].addresses;
     /* The reason names the addresses that were tried. */
-    int none = routes[rank].why[0] == 0;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.190s", waited,
-             (int)rank, none ? " at " : ": ",
-             none ? node->places[rank].addresses : routes[rank].why);
+    int none = routes[rank].why[0] == 0, foreign = routes[rank].vain > 1;
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.*s%s%.190s", waited,
+             (int)rank,
+             none      ? " at "
+             : foreign ? ": another program answers at "
+                       : ": ",
+             foreign ? (int)strcspn(at, " ") : 0, at, foreign ? ": " : "",
+             none ? at : routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
   } else {
-    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.64s (%.140s)",
-             waited, node->config.coordinator,
+    int foreign = node->join_vain > 1 && !node->join_said;
+    snprintf(text, sizeof text, "joining: after %s %s at %.64s (%.140s)", waited,
+             foreign ? "another program answers" : "no answer from server 0",
+             foreign ? node->join_address : node->config.coordinator,
              node->join_why[0] ? node->join_why : "no connection");
   }
   mlfab__node_fail(node, MLFAB_ERR_TIMEOUT, rank, is_server, text);

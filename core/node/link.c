@@ -6,7 +6,8 @@
 enum {
   LINK_QUEUE_MAX = 4 << 20,
   LINK_JOIN_BEAT_NS = 500000000,
-  LINK_UPDATES = 64 /* in flight, per role */
+  LINK_VAIN_MAX = 5, /* doublings of the time between two calls */
+  LINK_UPDATES = 64  /* in flight, per role */
 };
 
 /* Actions that updates in flight can cause: one detach per update and server, and one connect per server. */
@@ -42,6 +43,10 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
   return node->phase < MLFAB__BOOTSTRAP_READY ? mlfab__min(beat, LINK_JOIN_BEAT_NS) : beat;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__node_retry(const mlfab_node *node, uint32_t vain) {
+  return node->now_ns + ((mlfab__node_beat(node) / 5) << mlfab__min(vain, LINK_VAIN_MAX));
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server) {
@@ -322,11 +327,18 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
 
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
                                         const char *text) {
+  mlfab__node_refuse_as(node, index, MLFAB__CAUSE_OTHER, code, rank, text);
+}
+
+MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t index,
+                                           enum mlfab__cause cause, int code, int32_t rank,
+                                           const char *text) {
   mlfab__refuse refuse;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   memset(&refuse, 0, sizeof refuse);
   refuse.code = code;
   refuse.rank = rank;
+  refuse.cause = cause;
   snprintf(refuse.text, sizeof refuse.text, "%s", text);
   mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
   node->links[index].closing = 1;

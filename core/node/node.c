@@ -266,9 +266,13 @@ static void node_epilogue(mlfab_node *node) {
 /* --- events --- */
 
 /* The reason why the sender of a link's first frame is no member of this job; NULL if it is a member. */
-static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
-  if (!node->guard && (header->type == MLFAB__CHALLENGE || header->flags & MLFAB__WIRE_TAGGED))
+static const char *node_strange(const mlfab_node *node, const mlfab__header *header,
+                                enum mlfab__cause *cause_p) {
+  *cause_p = MLFAB__CAUSE_ELSEWHERE;
+  if (!node->guard && (header->type == MLFAB__CHALLENGE || header->flags & MLFAB__WIRE_TAGGED)) {
+    *cause_p = MLFAB__CAUSE_KEYLESS;
     return "the caller has a key, and this job has none (MLFAB_KEY)";
+  }
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
@@ -294,13 +298,14 @@ static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header 
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index,
+                                           enum mlfab__cause cause, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
   if ((n & (n - 1)) == 0)
     mlfab__log(&node->env, MLFAB_LOG_WARN, "a stranger was refused (%llu so far): %s",
                (unsigned long long)n, why);
-  mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
+  mlfab__node_refuse_as(node, index, cause, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
 /* Shows the observer a frame. */
@@ -340,12 +345,13 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
   /* A peer that refuses us does not name its job. */
   int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
-  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
+  enum mlfab__cause cause = MLFAB__CAUSE_ELSEWHERE;
+  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header, &cause)
                         : header.job != node->job && !last ? "a frame of another job"
                                                            : NULL;
   if (strange && link->kind == MLFAB__LINK_NEW && node_restarted(node, index, &header)) return;
   if (strange) {
-    mlfab__node_turn_away(node, index, strange);
+    mlfab__node_turn_away(node, index, cause, strange);
     return;
   }
   /* Frames of a copy are void when the other copy has replaced it. */
@@ -436,7 +442,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* Ends joining: server 0 has another key, protocol or transport, as the transport found: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
-  if (mlfab__bootstrap_elsewhere(node, code, why)) return;
+  if (mlfab__bootstrap_elsewhere(node, MLFAB__CAUSE_ELSEWHERE, why)) return;
   mlfab__format(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
@@ -454,6 +460,7 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
     const mlfab__link *link = &node->links[index];
     int joining =
         link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
+    int vain = link->heard_ns == link->since_ns;
     if (damaged && link->tagged) {
       node->guard->altered(node, link, altered, sizeof altered);
       mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", altered, why);
@@ -461,6 +468,7 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
       foreign = 0;
     }
     mlfab__node_link_down(node, index, why);
+    if (joining && vain) mlfab__bootstrap_foreign(node);
     if (joining && (foreign || event->code == MLFAB_ERR_JOB))
       node_cannot_join(node, event->code, why);
     return;

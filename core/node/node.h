@@ -289,6 +289,7 @@ typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
   uint8_t copy;  /* copy of the server that is called, or was called last */
+  uint8_t vain;  /* calls before the first greeting that ended before a frame came */
   uint32_t term; /* the largest term that a copy of this server has told */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
@@ -515,6 +516,7 @@ struct mlfab_node {
   int join_other;                     /* the next call is to the replica of server 0 */
   uint32_t join_ports, join_turns[2]; /* ports of the called address; calls of each */
   int join_said;                      /* a process at one of the ports has told a reason against */
+  uint32_t join_vain; /* calls since the last frame that were answered, and ended without one */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
@@ -580,6 +582,8 @@ struct mlfab_node {
 
 /* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+/* When a call follows one that has failed. `vain`: so many in a row have met a program that is no node. */
+MLFAB__INTERNAL uint64_t mlfab__node_retry(const mlfab_node *node, uint32_t vain);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
@@ -639,6 +643,8 @@ MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code
 /* Sends the reason, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
+                                           int code, int32_t rank, const char *text);
 
 /* --- role.c: the roles --- */
 
@@ -772,9 +778,12 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* up: the connection for joining is up. failed: it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* The callee has ended the connection before it sent a frame: it is another program. The next calls come ever later. */
+MLFAB__INTERNAL void mlfab__bootstrap_foreign(mlfab_node *node);
 /* A process at one of several ports is not this job's server 0. Returns 1: the caller hangs up, and the next port is
  * tried; 0: there is only one port, or another reason, such as a wrong key of this job. */
-MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, enum mlfab__cause cause,
+                                               const char *why);
 /* The callee of the call for joining, for an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
@@ -804,7 +813,8 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 /* Our call stands, and with a key both ends are proven: sends JOIN, HELLO or MEET. */
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
 /* Refuses a stranger. Logs the first refusals, and then ever fewer, as warnings. */
-MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, const char *why);
+MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
+                                           const char *why);
 
 /* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may
  * be called at any time afterwards. Errors: MEMORY. */

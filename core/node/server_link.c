@@ -50,7 +50,9 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
                      silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
-  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  int vain = !route->greeted && was->heard_ns == was->since_ns;
+  route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
+  route->retry_ns = mlfab__node_retry(node, route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */

@@ -22,7 +22,7 @@ WIRE_META(join,
   N(rank) N(roles) N(workers) N(servers) N(dedicated) N(replicas) N(founders) N(founding) N(scheduler) N(kernels)
   N(hand) N(incarnation) N(nonce) N(heartbeat_ns) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
-WIRE_META(refuse, N(code) N(rank) T(text))
+WIRE_META(refuse, N(code) N(rank) N(cause) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
 WIRE_META(hello_ack,
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)

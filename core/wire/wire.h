@@ -210,8 +210,20 @@ typedef struct mlfab__member_info {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
 
+/* Causes of a refusal, as far as the caller acts on them: texts are for users only. */
+enum mlfab__cause {
+  MLFAB__CAUSE_OTHER,     /* its code and text tell it */
+  MLFAB__CAUSE_GIVEN_UP,  /* server 0 of this job has failed */
+  MLFAB__CAUSE_KEY,       /* of this job, but with another key */
+  MLFAB__CAUSE_LACKS_KEY, /* the callee has a key, the caller none */
+  MLFAB__CAUSE_ELSEWHERE, /* another job's, or not server 0. From here on another port may be right */
+  MLFAB__CAUSE_KEYLESS,   /* the caller has a key, the callee none */
+  MLFAB__CAUSE_STRANGE_KEY /* another name, and another key */
+};
+
 typedef struct mlfab__refuse { /* any -> any; the link is then closed */
   int32_t code, rank;
+  uint32_t cause; /* enum mlfab__cause */
   char text[MLFAB__TEXT_MAX];
 } mlfab__refuse;
 

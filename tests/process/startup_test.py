@@ -391,9 +391,10 @@ def test_an_address_that_does_not_parse():
 
 @cases((b"HTTP/1.0 400 Bad request syntax\r\nServer: x\r\n\r\n", 'another program: it says "HTTP/1.0 400 Bad request syntax"', True),
        (b"SSH-2.0-another\r\n", 'another program: it says "SSH-2.0-another"', False),
-       (b"\x00\xff" * 5, 'another program: it says "."', True),
+       (b"\x00\xff" * 5, 'another program: it says "."', True), (b"", "closed the connection", True),
        (b"", "said nothing; it may be another program", False))
 def test_another_program_at_the_address(says, why, closes):
+    """It is named, and called ever less often."""
     held = []
 
     def talk(listener):
@@ -409,7 +410,10 @@ def test_another_program_at_the_address(says, why, closes):
     why = why.replace('"."', '"' + "." * 10 + '"')
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=talk, args=(listener,), daemon=True).start()
-        fails(probe("tcp:127.0.0.1:%d" % listener.getsockname()[1], TIMEOUT_MS=4000), "TIMEOUT", why)
+        at = "tcp:127.0.0.1:%d" % listener.getsockname()[1]
+        sure = "another program answers at %s (" % at if says or closes else ""
+        fails(probe(at, TIMEOUT_MS=4000), "TIMEOUT", why, sure)
+        expect(len(held) <= 12, "it is called %d times in 4 s" % len(held))
 
 
 @cases("tcp", "shm")
@@ -533,7 +537,7 @@ def test_a_start_that_is_late(transport):
     """A process of a former start meets the new one: it ends at once, and the new one does not notice."""
     at = starts(transport)
     new = generation(1, 0, at)
-    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-none'")
+    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-%d'" % at["MASTER_PORT"] if transport == "unix" else "'mlfab'")
     expect(new.poll() is None, "the new start waits for its own rank")
     end_well(new, generation(1, 1, at))
 
@@ -546,6 +550,13 @@ def test_a_former_start_ends(transport):
     new = generation(1, 1, at)
     fails(old, "FENCED", BOTH)
     end_well(generation(1, 0, at), new)
+
+
+def test_jobs_without_a_name():
+    """Two runs that a launcher calls 'none', at one range of ports: neither takes the other's ranks."""
+    first = free_range(4)
+    at = {"MLFAB_COORDINATOR": "tcp:127.0.0.1:%d-%d" % (first, first + 3), "MLFAB_KEY": ONE, "MASTER_ADDR": "127.0.0.1"}
+    end_well(*(generation(0, rank, at, MASTER_PORT=port) for rank in (0, 1) for port in (29500, 29501)))
 
 
 def test_two_jobs_at_one_port():

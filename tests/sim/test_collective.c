@@ -77,7 +77,7 @@ typedef struct rank {
   uint64_t pushed;
   int64_t gradient[MODEL], weights[MODEL];
   int silent; /* it makes no calls */
-  int begins; /* its next call is the first with one that is back: no other call is the same */
+  int begins; /* its next call is the first with one that is back */
   int finished;
   uint64_t last; /* calls that it had made when it finished */
 } rank;
@@ -703,7 +703,10 @@ static void note_failure(world *w, uint32_t i, int32_t code, int32_t blamed) {
   if (code == MLFAB_ERR_AGAIN) r->members |= bit((uint32_t)blamed);
 }
 
-/* Makes the call of this plan; 0, or what it returned at once. */
+/* Makes the call of this plan. Returns 0, or its error.
+ *
+ * The tag: no later call is the same as the first call with a process that is back. A worker that withdraws a call in that moment
+ * does not hear of the process. If no result depends on that (`sure`), the first call after any failure has the tag. */
 static int begin_plan(world *w, uint32_t i, const plan *p) {
   rank *r = &w->ranks[i];
   open_call *c = &r->open[r->nopen];
@@ -712,7 +715,7 @@ static int begin_plan(world *w, uint32_t i, const plan *p) {
                         .op = (uint32_t)p->op,
                         .algorithm = (uint32_t)p->algorithm,
                         .timeout_ns = w->timeout_ns,
-                        .tag = r->begins && r->calls == 0};
+                        .tag = r->calls == 0 && (r->begins || w->sure)};
   if (p->own) {
     o.reduce = p->own == AFFINE ? compose : exclusive_or;
     o.user = (void *)(uintptr_t)p->width;
@@ -1402,8 +1405,7 @@ static void look_at_failures(world *w) {
     for (uint32_t k = 0; k < r->nfailures && k < FAILURES; k++) {
       int32_t code = r->failures[k].code;
       if (code != MLFAB_ERR_PEER_DEAD && code != MLFAB_ERR_AGAIN && code != MLFAB_ERR_TIMEOUT &&
-          code != MLFAB_ERR_CANCELLED &&
-          code != MLFAB_ERR_MISMATCH) /* not all know that one is back (begins) */
+          code != MLFAB_ERR_CANCELLED)
         broken(w, "rank %u: %s", i, mlfab_error_name(code));
     }
     r->nfailures = 0;

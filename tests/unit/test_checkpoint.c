@@ -151,6 +151,40 @@ TEST(test_continues) {
   }
 }
 
+/* Tensors with consistency models of their own: each is a record of the file, and is there again. */
+TEST(test_two_clocks) {
+  memory_disk *d = calloc(1, sizeof *d);
+  run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b), *at = malloc(sizeof *at);
+  mlfab_checkpoint_info info;
+  mlfab_sync ssp = {.size = sizeof ssp, .kind = MLFAB_SYNC_SSP, .staleness = 3};
+  disk_init(d);
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP);
+  assert_int_equal(start(a, d, NULL, &o, 0), 0);
+  assert_int_equal(mlfab_set_sync(a->ctx, &ssp, MLFAB_ALL, 9, 0), 0);
+  for (uint64_t step = 0; step < 4; step++) train(a, step);
+  assert_int_equal(save(a, &info), 0);
+  memcpy(at, a, sizeof *at);
+  for (uint64_t step = 4; step < 8; step++) train(a, step);
+  /* Also of a checkpoint that began as one. */
+  for (int again = 0; again < 2; again++) {
+    if (start(b, d, DIR, &o, 0)) fail_msg("%s", b->error.text);
+    same(b, at);
+    if (again == 0) {
+      assert_int_equal(save(b, &info), 0);
+      stop(b);
+    }
+  }
+  for (uint64_t step = 4; step < 8; step++) train(b, step);
+  same(a, b);
+  stop(a);
+  stop(b);
+  free(at);
+  free(a);
+  free(b);
+  disk_free(d);
+  free(d);
+}
+
 /* A worker's window is in the file: how many updates are decided, and which were applied. */
 TEST(test_windows) {
   memory_disk *d = calloc(1, sizeof *d);

@@ -50,6 +50,9 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "SLURM_NTASKS",
                                     "SLURM_STEP_ID",
                                     "SLURM_JOB_ID",
+                                    "SLURM_HET_JOB_ID",
+                                    "SLURM_PACK_JOB_ID",
+                                    "SLURM_HET_SIZE",
                                     "SLURM_STEP_NUM_NODES",
                                     "SLURM_STEP_NODELIST",
                                     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -297,6 +300,9 @@ TEST(test_one_host) {
   meets("slurm-77.3", ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1"));
   meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=2"));
   meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3"));
+  /* The other components may be on other hosts. */
+  meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1", "SLURM_HET_SIZE=2"));
+  meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1", "SLURM_HET_JOB_ID=77"));
   meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=4294967290", "SLURM_STEP_NUM_NODES=1"));
   meets(NULL, ENV("SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_JOB_ID=77", "SLURM_STEP_ID=3",
                   "SLURM_STEP_NUM_NODES=1"));
@@ -319,19 +325,27 @@ static void job_is(const char *job, const char *const *set) {
 
 /* The name of the job says which run this is, and which start of it. */
 TEST(test_job) {
-#define TORCH "TORCHELASTIC_RUN_ID=none"
+#define TORCH "TORCHELASTIC_RUN_ID=here"
 #define COUNT "TORCHELASTIC_RESTART_COUNT=2"
   job_is("mine", ENV("MLFAB_JOB=mine", TORCH, COUNT, "SLURM_JOB_ID=7"));
-  job_is("torch-none~2", ENV(TORCH, COUNT));
-  job_is("torch-none~2", ENV(TORCH, COUNT, "GROUP_WORLD_SIZE=1"));
-  job_is("torch-none~0",
+  job_is("torch-here~2", ENV(TORCH, COUNT));
+  job_is("torch-here~2", ENV(TORCH, COUNT, "GROUP_WORLD_SIZE=1"));
+  job_is("torch-here~0",
          ENV(TORCH, COUNT, "GROUP_WORLD_SIZE=2")); /* each agent has its own count */
-  job_is("torch-none~0", ENV(TORCH));
+  job_is("torch-here~0", ENV(TORCH));
+  /* torchrun's default is the same for all runs; the port is not. */
+  job_is("torch-29500~2",
+         ENV("TORCHELASTIC_RUN_ID=none", "MASTER_ADDR=h", "MASTER_PORT=29500", COUNT));
+  job_is("mlfab~2", ENV("TORCHELASTIC_RUN_ID=none", COUNT));
+  job_is("slurm-7~0", ENV("TORCHELASTIC_RUN_ID=none", "SLURM_JOB_ID=7"));
   job_is("mlfab~2", ENV(COUNT));
   job_is("", ENV("TORCHELASTIC_RESTART_COUNT=0"));
   job_is("slurm-7~0", ENV("SLURM_JOB_ID=7"));
   job_is("slurm-7~3", ENV("SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=3"));
-  job_is("slurm-7-torch-none~3002", ENV("SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=3", TORCH, COUNT));
+  /* Each component of a heterogeneous job may see a number of its own, and all see the first one's. */
+  job_is("slurm-7~0", ENV("SLURM_JOB_ID=8", "SLURM_HET_JOB_ID=7", "SLURM_HET_SIZE=2"));
+  job_is("slurm-7~1", ENV("SLURM_JOB_ID=8", "SLURM_PACK_JOB_ID=7", "SLURM_RESTART_COUNT=1"));
+  job_is("slurm-7-torch-here~3002", ENV("SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=3", TORCH, COUNT));
   /* Names that are too long differ where they are cut, too. */
   static const char first[] =
       "TORCHELASTIC_RUN_ID=a-very-long-name-of-a-run-that-nobody-wants-to-read-1";

@@ -754,6 +754,9 @@ TEST(test_bad_keys) {
                                     OTHER,
                                     "0123456789abcdef,0123456789abcdef,0123456789abcdef",
                                     "0123456789abcde\n0123456789abcdef",
+                                    "0123456789abcdef ",
+                                    "0123456789 abcdefgh",
+                                    "0123456789abcdef\x7f",
                                     "0123456789abcdef\x80"};
   for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
     assert_int_equal(mlfab__keys_parse(bad[i], &keys, &why), MLFAB_ERR_CONFIG);

@@ -1560,4 +1560,176 @@ TEST(test_senders) {
   for (uint32_t i = 0; i < SENDERS; i++) assert_in_range(sent[i], 6, 10);
 }
 
+/* --- a caller of server 0, whose callee the test plays --- */
+
+typedef struct caller {
+  mlfab_node *node;
+  uint64_t now, token;
+  uint32_t link;
+  char called[64]; /* since the last look */
+} caller;
+
+/* Takes what the caller does. */
+static void caller_acts(caller *c) {
+  mlfab_action a;
+  while (mlfab_node_next(c->node, c->now, &a)) {
+    if (a.kind == MLFAB_ACTION_CONNECT) {
+      snprintf(c->called, sizeof c->called, "%s", a.address);
+      c->token = a.token;
+    }
+    mlfab_node_done(c->node, &a, 0, c->now);
+  }
+}
+
+static void caller_opens(caller *c, const char *coordinator) {
+  mlfab_config config;
+  memset(c, 0, sizeof *c);
+  mlfab_config_init(&config);
+  config.workers = 2;
+  config.rank = 1;
+  config.timeout_ns = 60000000000;
+  snprintf(config.coordinator, sizeof config.coordinator, "%s", coordinator);
+  assert_int_equal(mlfab_node_open(&config, "queue:1", 0, &c->node, NULL), 0);
+  caller_acts(c);
+}
+
+/* Waits until it calls, or has failed. Returns how long. */
+static uint64_t caller_calls(caller *c, const char *at) {
+  uint64_t since = c->now;
+  while (!c->called[0] && !mlfab_node_ready(c->node, NULL)) {
+    c->now = mlfab__max(c->now + 1, mlfab_node_deadline(c->node));
+    mlfab_node_tick(c->node, c->now);
+    caller_acts(c);
+    assert_true(c->now < 100000000000ull);
+  }
+  if (!mlfab_node_ready(c->node, NULL)) assert_string_equal(c->called, at);
+  c->called[0] = 0;
+  return c->now - since;
+}
+
+static void caller_event(caller *c, mlfab_io_event e) {
+  e.link = c->link;
+  mlfab_node_event(c->node, &e, c->now);
+  caller_acts(c);
+}
+
+/* Its call is answered. */
+static void caller_up(caller *c) {
+  c->link++;
+  caller_event(c, (mlfab_io_event){.kind = MLFAB_IO_UP, .token = c->token});
+}
+
+static void caller_down(caller *c) {
+  c->now += 1000;
+  caller_event(c, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .code = MLFAB_ERR_PEER_CLOSED});
+}
+
+static void caller_hears(caller *c, made *m) {
+  m->h.job = c->node->job;
+  m->h.sender = m->h.incarnation = 0;
+  c->now += 1000;
+  mlfab__wire_seal(m->head, &m->h, m->bulk);
+  caller_event(c, (mlfab_io_event){.kind = MLFAB_IO_FRAME,
+                                   .head = m->head,
+                                   .bulk = m->bulk,
+                                   .bulk_bytes = m->h.bulk_bytes,
+                                   .head_bytes = MLFAB_HEADER_BYTES + m->h.meta_bytes});
+}
+
+/* Of several ports another one is called if the callee is no server 0 of this job, whatever its words are. If it is, the
+ * error comes at once. */
+TEST(test_causes_of_a_refusal) {
+  for (uint32_t cause = 0; cause <= MLFAB__CAUSE_STRANGE_KEY; cause++) {
+    for (int ports = 1; ports <= 3; ports += 2) {
+      caller c;
+      made m;
+      mlfab_error error;
+      mlfab__refuse refuse = {MLFAB_ERR_REFUSED, 0, cause, "any words (MLFAB_KEY)"};
+      caller_opens(&c, ports == 1 ? "tcp:h:1" : "tcp:h:1-3");
+      (void)caller_calls(&c, "tcp:h:1");
+      caller_up(&c);
+      made_begin(&m, MLFAB__REFUSE, mlfab__encode_refuse(m.head + MLFAB_HEADER_BYTES, &refuse), 0);
+      caller_hears(&c, &m);
+      if (ports == 3 && cause >= MLFAB__CAUSE_ELSEWHERE) {
+        assert_int_equal(mlfab_node_ready(c.node, &error), 0);
+        (void)caller_calls(&c, "tcp:h:2");
+      } else {
+        assert_int_equal(mlfab_node_ready(c.node, &error), MLFAB_ERR_REFUSED);
+        assert_non_null(strstr(error.text, "any words"));
+      }
+      mlfab_node_close(&c.node);
+    }
+  }
+}
+
+/* A callee that hangs up before any frame is called ever less often, until a frame comes. All ports of a range come before the
+ * pace slows down. */
+TEST(test_pace_of_calls) {
+  const uint64_t fifth = 100000000;
+  caller c;
+  made m;
+  caller_opens(&c, "tcp:h:7");
+  uint64_t took = 0, last = 0;
+  (void)caller_calls(&c, "tcp:h:7");
+  for (uint32_t i = 0; i < 9; i++) {
+    caller_up(&c);
+    caller_down(&c);
+    took = caller_calls(&c, "tcp:h:7");
+    assert_true(took >= fifth << mlfab__min(i + 1, 5u));
+    assert_true(took <= 2 * (fifth << mlfab__min(i + 1, 5u)));
+    assert_true(i == 0 || i > 4 || took > last);
+    last = took;
+  }
+  caller_up(&c);
+  mlfab__heartbeat beat = {0, MLFAB__BEAT};
+  made_begin(&m, MLFAB__HEARTBEAT, mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat), 0);
+  caller_hears(&c, &m);
+  caller_down(&c);
+  assert_true(caller_calls(&c, "tcp:h:7") <= 2 * fifth);
+  mlfab_node_close(&c.node);
+
+  caller_opens(&c, "tcp:h:1-3");
+  (void)caller_calls(&c, "tcp:h:1");
+  for (uint32_t i = 1; i <= 8; i++) {
+    char at[24];
+    caller_up(&c);
+    caller_down(&c);
+    snprintf(at, sizeof at, "tcp:h:%u", i % 3 + 1);
+    took = caller_calls(&c, at);
+    assert_true(took >= fifth << i / 3 && took <= 2 * (fifth << i / 3));
+  }
+  mlfab_node_close(&c.node);
+}
+
+/* So it is with a server that has joined, until it is known; the last error names the other program. */
+TEST(test_pace_of_calls_to_a_server) {
+  const uint64_t fifth = 100000000;
+  mlfab__member_info info = {.node = 0, .roles = MLFAB_ROLE_SERVER, .incarnation = 1, .nonce = 5};
+  mlfab__welcome welcome = {.incarnation = 2, .nodes = 1, .fresh = 1, .fabric = 5};
+  mlfab_error error;
+  caller c;
+  made m;
+  caller_opens(&c, "tcp:h:7");
+  (void)caller_calls(&c, "tcp:h:7");
+  caller_up(&c);
+  strcpy(info.addresses, "tcp:h:8");
+  uint32_t bulk = mlfab__encode_member_info(m.bulk, sizeof m.bulk, &info);
+  uint32_t meta = mlfab__encode_welcome(m.head + MLFAB_HEADER_BYTES, &welcome);
+  made_begin(&m, MLFAB__WELCOME, meta, bulk);
+  caller_hears(&c, &m);
+  uint64_t calls = 0;
+  for (;;) {
+    uint64_t took = caller_calls(&c, "tcp:h:8");
+    if (mlfab_node_ready(c.node, &error)) break;
+    assert_true(calls == 0 || took >= fifth << mlfab__min(calls, 5u));
+    caller_up(&c);
+    caller_down(&c);
+    calls++;
+  }
+  assert_in_range(calls, 10, 25);
+  assert_int_equal(mlfab_node_ready(c.node, &error), MLFAB_ERR_TIMEOUT);
+  assert_non_null(strstr(error.text, "another program answers at tcp:h:"));
+  mlfab_node_close(&c.node);
+}
+
 TESTS(NULL, NULL)

@@ -1443,6 +1443,44 @@ static void test_no_memory(void **state) {
   }
 }
 
+/* An acceptor that lacks memory for a small ring hangs up. An answer would make the caller believe in the link. */
+static void test_small_answer(void **state) {
+  const mlfab_env hooks = {
+      .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
+  const uint32_t size = 2 * CONTROL;
+  int refused = 0, answered = 0;
+  (void)state;
+  for (long k = 0; k < 8; k++) {
+    struct end end = {0};
+    mlfab_error error;
+    void *self = NULL;
+    uint8_t byte;
+    fail_in = -1;
+    mlfab_transport_options options = {
+        .size = sizeof options, .env = &hooks, .error = &error, .neighbours = neighbours};
+    assert_int_equal(table->open(&options, &self, end.address), 0);
+    end.t = self;
+    int segment = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)size, F_SEAL_SEAL);
+    int bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC);
+    int fds[3] = {segment, bell, event_fd}, fd = stranger(&end);
+    assert_true(shm_packet_send(end.t, fd, fds, 3, size));
+    fail_in = k;
+    mlfab_io_event event = {0};
+    for (int i = 0; i < 100 && !table->poll(end.t, &event); i++) table->wait(end.t, SECONDS / 1000);
+    fail_in = -1;
+    if (event.kind == MLFAB_IO_UP) {
+      answered++;
+      assert_true(recv(fd, &byte, 1, MSG_DONTWAIT) == 1);
+    } else { /* it has not even accepted the connection, or has hung up */
+      refused += event.kind == MLFAB_IO_REFUSED;
+      assert_true(recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);
+    }
+    close(fd), close(segment), close(bell), close(event_fd);
+    end_close(&end);
+  }
+  assert_true(refused > 0 && answered > 0);
+}
+
 /* Runs in a child: connects, sends the pid of a child of its own, which inherits the life line, and ends
  * when it reads a byte. */
 static void child_with_child(const char *address, int tell, int end_with) {
@@ -1537,7 +1575,7 @@ int main(void) {
       cmocka_unit_test(test_wait_beside),       cmocka_unit_test(test_killed),
       cmocka_unit_test(test_hostile_word),      cmocka_unit_test(test_hostile_noise),
       cmocka_unit_test(test_no_memory),         cmocka_unit_test(test_taken_back),
-      cmocka_unit_test(test_hostile_reference),
+      cmocka_unit_test(test_hostile_reference), cmocka_unit_test(test_small_answer),
   };
   table = test_shm_table();
   source_fill();

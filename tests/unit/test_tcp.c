@@ -965,6 +965,30 @@ TEST(test_measure_in) {
   end_close(&e);
 }
 
+/* A link for whose window there was no memory is measured later. */
+TEST(test_measure_without_memory) {
+  uint8_t small[128];
+  uint32_t smallest = frame(small, MLFAB_PROTOCOL);
+  mlfab_measure m;
+  end e;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  int all = e.allocations_left, fd = stranger(&e);
+  write_all(&e, fd, small, smallest);
+  e.allocations_left = 1; /* for the meter */
+  assert_int_equal(measure(&e, SLICE, &m), 0);
+  write_all(&e, fd, small, smallest);
+  assert_int_equal(measure(&e, SLICE, &m), 1);
+  assert_int_equal(m.bytes_in, 0);
+  e.allocations_left = all;
+  assert_int_equal(measure(&e, SLICE, &m), 1);
+  write_all(&e, fd, small, smallest);
+  assert_int_equal(measure(&e, SLICE, &m), 1);
+  assert_int_equal(m.bytes_in, smallest);
+  assert_int_equal(e.frames, 3);
+  close(fd);
+  end_close(&e);
+}
+
 /* Two peers: all bytes count while one of them is known to have more. */
 TEST(test_measure_two) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };

@@ -53,7 +53,7 @@ CODEC_FUNCTIONS(barrier_worker_state)
 static const codec codecs[] = {
     CODEC_TEXT(join, addresses, 12 * 4 + 2 * 8 + 2),
     CODEC(welcome, 4 * 4 + 8),
-    CODEC_TEXT(refuse, text, 8 + 2),
+    CODEC_TEXT(refuse, text, 12 + 2),
     CODEC(hello, 6 * 4 + 2 * 8),
     CODEC(hello_ack, 9 * 4 + 12 * 8),
     CODEC(heartbeat, 8 + 4),
