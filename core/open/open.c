@@ -219,8 +219,7 @@ static void open_forget(mlfab_config *c) {
 static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_error *error) {
   const mlfab_config *given = *config_p;
   /* mlfab__config_complete reports a wrong size. */
-  if (!given || !MLFAB__HAS(given, mlfab_config, entropy) || given->size > 1 << 20)
-    return 0;
+  if (!given || !MLFAB__HAS(given, mlfab_config, entropy) || given->size > 1 << 20) return 0;
   if (!(given->transports & MLFAB_USE_MPI)) {
     if (memchr(given->coordinator, 0, sizeof given->coordinator) &&
         open_begins(given->coordinator, "mpi"))
