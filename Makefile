@@ -255,7 +255,7 @@ soak:
 	+@$(SUBMAKE) test-built $(if $(filter 100,$(MLFAB_SCALE)),$(BUILD)/paper)
 	@$(RUN_TESTS) --lane soak $(SCRIPTS) \
 	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c))),'$(test)@36000=$(SOAK_SEEDS) $(BUILD)/$(test)') \
-	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@36000=$(PYTHON) tests/mutate.py planted' 'tidy@3600=tests/tidy.sh' \
+	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@36000=$(PYTHON) tests/mutate.py planted' 'tidy@3600=tests/tidy.sh' 'switches@900=tests/dropin/switches.sh' \
 	    'paper@3600=$(PYTHON) tests/paper/compare.py $(BUILD)/paper docs/paper.md' 'text@3600=$(PYTHON) tests/process/sizes_test.py text' \
 	    "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py random --goal 0.8")
 
