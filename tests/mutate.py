@@ -114,6 +114,11 @@ def parts():
     return files("core/*/*.c", "transports/*.c")
 
 
+def refuse(why):
+    print("mutate.py: " + why, file=sys.stderr)
+    sys.exit(2)
+
+
 def source_of(test):
     return MPI_TESTS[test][0] if test in MPI_TESTS else "tests/%s.c" % test
 
@@ -319,8 +324,7 @@ def chosen_patches(arguments, patches):
     for name in arguments.bugs:
         these = [p for p in patches if name == p.name or name.lstrip("0") == p.name.split("-")[0].lstrip("0")]
         if not these:
-            print("mutate.py: there is no planted bug %s in tests/planted" % name, file=sys.stderr)
-            sys.exit(2)
+            refuse("there is no planted bug %s in tests/planted" % name)
         chosen += these
     if not arguments.sample:
         return chosen or patches
@@ -378,7 +382,7 @@ def planted(arguments):
     for at, (patch, (noticed, text)) in enumerate(zip(chosen, results), len(unfit) + 2):
         failures += not noticed
         print("%sok %d - planted bug %s%s" % ("" if noticed else "not ", at, patch.name, text), flush=True)
-    return 1 if failures else 0
+    return 2 if unfit else 1 if failures else 0
 
 
 # ---- random mistakes
@@ -487,9 +491,10 @@ def wanted(arguments):
         found = []
         for name in arguments.mutants:
             path = name.split(":")[0]
-            these = [p for p in places(path) if name in (p.name, "%s:%d" % (path, p.line), path)]
+            there = places(path) if os.path.isfile(os.path.join(ROOT, path)) else []
+            these = [p for p in there if name in (p.name, "%s:%d" % (path, p.line), path)]
             if not these:
-                sys.exit("there is no such mutant now: " + name)
+                refuse("there is no mistake %s: name one as FILE:LINE:COLUMN:KIND, or all of a line as FILE:LINE" % name)
             found += these
         return found, len(found)
     kinds = {}

@@ -66,7 +66,14 @@ TESTING_UNUSED static int testing_run(int words, char **word, CMFixtureFunction 
 /* The seed that MLFAB_SEED names, which then runs alone; 0: none. */
 TESTING_UNUSED static uint64_t testing_alone(void) {
   const char *one = getenv("MLFAB_SEED");
-  return one ? strtoull(one, NULL, 10) : 0;
+  char *end;
+  if (!one || !*one) return 0;
+  uint64_t seed = strtoull(one, &end, 10);
+  if (*end || seed == 0 || *one < '0' || *one > '9') {
+    fprintf(stderr, "MLFAB_SEED=%s: a number from 1 on is wanted\n", one);
+    exit(2);
+  }
+  return seed;
 }
 
 /* for (SEEDS(seed, usual)): as many seeds, from 1 on, as MLFAB_SCALE makes of `usual`, or over the one of MLFAB_SEED. */

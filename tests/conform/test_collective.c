@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000, HUGE = 2000003 };
+enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000, HUGE = 600011 };
 #define MS 1000000ull
 #define ROOM ((uint64_t)12 * LARGE + 4096)
 
@@ -459,8 +459,8 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
   uint8_t *own = malloc(AT_ONCE * ROOM);
   if (!own || mlfab_alloc(s.ctx, AT_ONCE * ROOM, &shared)) return __LINE__;
   if ((uintptr_t)shared % 64) return __LINE__;
-  for (uint64_t i = 0; i < AT_ONCE * ROOM; i++) {
-    if (((uint8_t *)shared)[i]) return __LINE__;
+  for (uint64_t i = 0; i < AT_ONCE * ROOM / 8; i++) {
+    if (((uint64_t *)shared)[i]) return __LINE__;
   }
   s.line = count_frames(&s, t);
   if (s.line) return s.line;

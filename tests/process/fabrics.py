@@ -102,7 +102,7 @@ class Counters:
 class Group(Watched):
     """A run with replicas, whose workers push and count until they are told to stop. It leaves nothing in /dev/shm."""
 
-    def __init__(self, *options, workers=2, servers=1, count=0, collective=False, **settings):
+    def __init__(self, *options, workers=2, servers=1, count=0, collective=False, paced=True, **settings):
         count = count or (100 if servers == 1 else 4000)  # a small tensor is not cut
         self.workers, self.servers, self.count = workers, servers, count
         self.before, self.folder = shared_memory_names(), tempfile.TemporaryDirectory()
@@ -112,7 +112,7 @@ class Group(Watched):
         settings.setdefault("MLFAB_TIMEOUT_MS", 60000)
         self.beat = settings["MLFAB_HEARTBEAT_MS"] / 1000
         super().__init__("-n", workers, "-s", servers, "--replicas", "--timeout", 400, *options, helper("replica_worker"),
-                         self.folder.name, count, *(["collective"] if collective else []), **settings)
+                         self.folder.name, count, *["collective"] * collective, *["paced"] * paced, **settings)
 
     def __exit__(self, kind, *_):
         super().__exit__()
@@ -245,7 +245,7 @@ class Cast:
             for name in ("server", server), ("replica", server), ("scheduler", 0):
                 if name not in self.there:
                     self.start(*name)
-        return self.start("worker", 0, helper("replica_worker"), self.folder.name, 100, *words, **more)
+        return self.start("worker", 0, helper("replica_worker"), self.folder.name, 100, "paced", *words, **more)
 
     def until(self, condition, what):
         """Waits for what is to come true while the worker works."""

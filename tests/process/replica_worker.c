@@ -1,12 +1,13 @@
 /* replica_worker.c - a worker of replica_test.py and soak_test.py: it counts what it was promised.
  *
- *   replica_worker FOLDER COUNT [collective] [versions] [expires=MS]
+ *   replica_worker FOLDER COUNT [collective] [versions] [expires=MS] [paced]
  *
  * The model is one F64 tensor of 2 * workers * COUNT elements. Element e counts updates: those of worker e / 2 % workers
  * that were to be DURABLE if e is even, APPLIED if it is odd. A worker has one durable push in flight at a time, and
  * beside it applied ones, one after the other. `collective`: with each of these it makes an allreduce, too. `versions`:
  * FOLDER/RANK.versions gets a line for each push that was answered: d or a, and the version of its commit. `expires`: a
- * durable push has so long, and one that had no answer by then is counted.
+ * durable push has so long, and one that had no answer by then is counted. `paced`: it pauses for a millisecond after
+ * three of four applied pushes, so that the copies have the processors.
  *
  * Its counters are in the file FOLDER/RANK, which survives it (enum below). At the end it prints a line for each worker:
  *   final R <least and largest of the durable elements> <least and largest of the applied ones> */
@@ -39,7 +40,7 @@ static uint64_t count;
 static double *model, *durable, *applied;
 static mlfab_request request;          /* of the durable push */
 static uint64_t timeout_ns, opened_ns; /* the durable push has so long */
-static int in_flight, collective;
+static int in_flight, collective, paced;
 static uint64_t expires_ns; /* a durable push's own deadline; 0: the configuration's */
 static FILE *versions;
 
@@ -157,6 +158,7 @@ static void work(void) {
     push_durable(0);
     push_applied();
     count_losses();
+    if (paced && at[STARTED_APPLIED] % 4) nap(1);
   }
   push_durable(1);
   must("finish", mlfab_finish(fabric, 0));
@@ -171,6 +173,7 @@ static void prepare(const char *folder, char **words) {
   for (; *words; words++) {
     snprintf(name, sizeof name, "%d.versions", rank);
     if (!strcmp(*words, "collective")) collective = 1;
+    if (!strcmp(*words, "paced")) paced = 1;
     if (!strncmp(*words, "expires=", 8)) expires_ns = strtoull(*words + 8, NULL, 10) * MS;
     if (!strcmp(*words, "versions") && !(versions = fopen(path_of(folder, name), "a")))
       exit(failed(path_of(folder, name)));

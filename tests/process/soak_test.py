@@ -160,7 +160,7 @@ class Copies:
     def __init__(self, transport, seed):
         self.dice = random.Random(seed)
         self.group = Group(transport, "--verbose", "--set", "div_max=inf", "--on-failure=restart",
-                           workers=GROUP_WORKERS, servers=GROUP_SERVERS, MLFAB_HEARTBEAT_MS=50)
+                           workers=GROUP_WORKERS, servers=GROUP_SERVERS, paced=False, MLFAB_HEARTBEAT_MS=50)
         self.killed = {}
         self.pids = set()
         self.beats, self.kills, self.pairs, self.stops, self.durable = [], 0, 0, 0, 0  # beats: what, how many, which
