@@ -317,14 +317,14 @@ $(foreach mpi,$(MPIS),$(eval $(call mpi_rules,$(BUILD)/mpi/$(mpi),$(mpi))))
 ##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
 mpi:
 
-cblas-built: $(if $(CBLAS),$(addprefix $(BUILD)/cblas/,mlfab-run 02_push_pull))
+cblas-built: $(if $(CBLAS),$(addprefix $(BUILD)/cblas/,mlfab-run 01_push_pull))
 $(BUILD)/cblas/%.o: %.c
 	@mkdir -p $(@D)
 	$(QUIET)$(CACHED) $(CC) $(FLAGS) -DMLFAB_WITH_CBLAS=1 $(CBLAS_FLAGS) -c -o $@ $<
 $(BUILD)/tests/cblas/%.o: MORE = $(CBLAS_FLAGS)
 $(BUILD)/cblas/mlfab-run: $(BUILD)/tools/mlfab-run.o
-$(BUILD)/cblas/02_push_pull: $(BUILD)/examples/02_push_pull.o
-$(BUILD)/cblas/mlfab-run $(BUILD)/cblas/02_push_pull: $(BLAS_PARTS) $(LIBPARTS)
+$(BUILD)/cblas/01_push_pull: $(BUILD)/examples/01_push_pull.o
+$(BUILD)/cblas/mlfab-run $(BUILD)/cblas/01_push_pull: $(BLAS_PARTS) $(LIBPARTS)
 	@$(LINK) -o $@ $(filter %.o,$^) $(LIBPARTS) $(CBLAS_LIBS) $(LIBS)
 
 # CUDA's compiler may be a script in a folder of its own, so it is asked for the toolkit's place. GPU_ARCHS: 80 is an A100,

@@ -1,7 +1,7 @@
 /*
  * mlfab_sim.h - the simulator: a network of hosts in one process and one thread, in virtual time, from a seed.
  *
- * For tests, for trying a policy before you rent a cluster, and for learning: examples/01_hello_sim.c. libmlfab.a has
+ * For tests, for trying a policy before you rent a cluster, and for learning: examples/02_hello_sim.c. libmlfab.a has
  * it. To use it without the library, copy mlfab_sim.h and mlfab_sim.c beside mlfab.h and mlfab.c, and compile both
  * sources:
  *

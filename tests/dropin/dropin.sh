@@ -138,7 +138,7 @@ else
   skip "static" "no static C library"
 fi
 
-cp "$root/mlfab_sim.h" "$(dirname "$run")/mlfab_sim.c" "$root/examples/01_hello_sim.c" . || exit 1
+cp "$root/mlfab_sim.h" "$(dirname "$run")/mlfab_sim.c" "$root/examples/02_hello_sim.c" . || exit 1
 check "cc -c mlfab_sim.c" cc -c mlfab_sim.c
 sed 's/include "mlfab.*h"/include "mlfab_sim.h"/' header.c >sim_header.c
 sed 's/include "mlfab.*h"/include "mlfab_sim.h"/' header.cc >sim_header.cc
@@ -155,7 +155,7 @@ if has g++; then
 else
   skip "its header as c++98" "g++ is not installed"
 fi
-check "builds with the simulator" cc -o hello mlfab.o mlfab_sim.o 01_hello_sim.c -lpthread -lm
+check "builds with the simulator" cc -o hello mlfab.o mlfab_sim.o 02_hello_sim.c -lpthread -lm
 check "runs in the simulator" ./hello
 
 check "exported symbols" sh "$root/tests/dropin/symbols.sh" mlfab.o mlfab_sim.o

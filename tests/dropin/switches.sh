@@ -125,7 +125,7 @@ if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
       MLFAB_TRANSPORT=$transport MLFAB_TIMEOUT_MS=60000 mpirun $options ./collect_mpi
   done
 fi
-check "example 2 with minimal" $compile -Iminimal -o two "$root/examples/02_push_pull.c" minimal/mlfab.o $link
+check "example 2 with minimal" $compile -Iminimal -o two "$root/examples/01_push_pull.c" minimal/mlfab.o $link
 check "runs example 2" "$run" -n 3 --timeout 60 ./two
 
 # Tests that use the public functions only; what they test of other groups they skip.

@@ -13,7 +13,7 @@ from process import (BUILD, KEY, RUN, address, cases, clean_environment, expect,
                      write_mnist)
 
 CBLAS_RUN = os.path.join(BUILD, "cblas", "mlfab-run")
-PROGRAM = os.path.join(BUILD, "cblas", "02_push_pull")
+PROGRAM = os.path.join(BUILD, "cblas", "01_push_pull")
 WORKER = (helper("elastic"), "join", 3, 4096)
 
 
@@ -60,7 +60,7 @@ def test_a_process_that_joins():
 
 
 def test_a_build_without_it():
-    result = run(RUN, "-n", 1, "-s", 0, "--set", "kernels=cblas", os.path.join(BUILD, "examples", "02_push_pull"))
+    result = run(RUN, "-n", 1, "-s", 0, "--set", "kernels=cblas", os.path.join(BUILD, "examples", "01_push_pull"))
     expect(result.code != 0 and "kernels (MLFAB_KERNELS) is cblas, which was left out (MLFAB_WITH_CBLAS is 0)"
            in result.err, "the text", result)
     result = run(RUN, "-n", 1, "--set", "kernels=mkl", "true")

@@ -22,12 +22,12 @@ def example(name, *arguments, workers=0, servers=1, run=(), status=0):
 
 
 def test_hello_sim():
-    out = example("01_hello_sim")
+    out = example("02_hello_sim")
     expect("every weight is 6" in out, "the sum is wrong", out)
 
 
 def test_push_pull():
-    out = example("02_push_pull", workers=2)
+    out = example("01_push_pull", workers=2)
     expect(len(re.findall(r"pulled 30 and 15, expected 30 and 15", out)) == 2,
            "both workers pull the sum", out)
 

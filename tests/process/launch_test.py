@@ -20,7 +20,7 @@ import time
 from process import BUILD, Result, Skip, clean_environment, expect, finish, is_alive, main, run, start, wait_until
 
 SCRIPTS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "examples", "launchers"))
-TRAINER = os.path.join(BUILD, "examples", "02_push_pull")
+TRAINER = os.path.join(BUILD, "examples", "01_push_pull")
 MPIS = sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(os.path.join(BUILD, "mpi", "*", "world")))
 KEY = "0123456789abcdef" * 2
 
@@ -31,7 +31,7 @@ def tell(text):
 
 
 def sums(result, workers, times=1):
-    """02_push_pull has ended well: all workers were in one fabric."""
+    """01_push_pull has ended well: all workers were in one fabric."""
     total = 5 * workers * (workers + 1)
     expect(result.code == 0, "it ends well", result)
     expect(result.out.count("pulled %d and %g, expected" % (total, total / 2)) == workers * times,

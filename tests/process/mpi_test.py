@@ -379,7 +379,7 @@ def test_settings_of_the_profile_that_differ():
 def test_a_launcher_only():
     """A program without MPI, which mpirun starts: the variables of the launcher give ranks."""
     for mpi in every_mpi():
-        result = mpirun(mpi, 3, os.path.join(BUILD, "examples", "02_push_pull"),
+        result = mpirun(mpi, 3, os.path.join(BUILD, "examples", "01_push_pull"),
                         MLFAB_COORDINATOR="unix:@mlfab-mpi-%s-%d" % (mpi, os.getpid()))
         expect(result.code == 0 and result.out.count("expected 60 and 30") == 3, "%s: three workers" % mpi, result)
 

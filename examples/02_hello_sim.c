@@ -1,9 +1,9 @@
-/* 01_hello_sim.c - a whole fabric in one process: three hosts in the simulator, in virtual time.
+/* 02_hello_sim.c - a whole fabric in one process: three hosts in the simulator, in virtual time.
  *
  * Shows:  mlfab_sim_create and mlfab_sim_open, a model, one push, one pull, and the time that they take over
  *         links of 10 Gbit/s with 50 us of latency. Host 0 is worker 0 and the server, hosts 1 and 2 are
  *         workers. Nothing sleeps: a blocking call runs the simulator until the answer is there.
- * Run:    build/examples/01_hello_sim
+ * Run:    build/examples/02_hello_sim
  *
  * SPDX-License-Identifier: MIT
  */

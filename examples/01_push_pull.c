@@ -1,8 +1,8 @@
-/* 02_push_pull.c - two workers and a server as real processes over TCP: push, then pull.
+/* 01_push_pull.c - two workers and a server as real processes over TCP: push, then pull.
  *
  * Shows:  the calls that every trainer needs: config from the environment, open, model, push, barrier,
  *         pull, close. A push or pull of a list of buffers (here two tensors) is one operation.
- * Run:    build/mlfab-run -n 2 -s 1 --tcp build/examples/02_push_pull
+ * Run:    build/mlfab-run -n 2 -s 1 --tcp build/examples/01_push_pull
  *         (--shm instead of --tcp moves the same bytes through shared memory)
  *
  * SPDX-License-Identifier: MIT
