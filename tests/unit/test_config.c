@@ -589,7 +589,7 @@ TEST(test_setting_texts) {
       {"job", "a text", "mlfab"},
       {"key", "a text", "-"},
       {"div_max", "a number from 0 on (or inf)", "0"},
-      {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad", "sgd"},
+      {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad nesterov lion", "sgd"},
       {"beta2", "a number from 0 to 1", "0.999"},
       {"filter_half", "one of: none f16 bf16", "none"}};
   const char *name;

@@ -303,7 +303,7 @@ static int calls_fail(void) {
   FAILS(mlfab_dag_close(&P.dag));
 #undef FAILS
   wrong += expect(__LINE__, mlfab_last_error(ctx, &error) ? 0 : error.code, &error, MLFAB_ERR_STATE,
-                  "forked");
+                  "is a fork");
   return wrong != 0;
 }
 
