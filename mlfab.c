@@ -55123,7 +55123,7 @@ MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *optio
   if (div_max == 0.0 || !mlfab__finite(div_max)) return NULL;
   if (callback) return "a bound (div_max) and on_update, whose steps cannot be bounded";
   if (options->optimizer != MLFAB_OPTIMIZER_SGD && options->optimizer != MLFAB_OPTIMIZER_MOMENTUM)
-    return "a bound (div_max) and an adaptive optimizer, whose steps cannot be bounded";
+    return "a bound (div_max) and an optimizer other than sgd and momentum: its steps have no bound";
   if (options->weight_decay != 0.0)
     return "a bound (div_max) and weight_decay, which moves the model by itself";
   return NULL;
@@ -58521,9 +58521,9 @@ static const config_setting config_settings[] = {
 
 static const config_setting config_model[] = {
     CONFIG_N("optimizer", model_options, optimizer, mlfab__optimizer_name, "rule of updates"),
-    CONFIG_R("gamma", model_options, gamma, 1, "momentum"),
-    CONFIG_R("beta1", model_options, beta1, 1, "adam: decay of the mean"),
-    CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop: decay of the square"),
+    CONFIG_R("gamma", model_options, gamma, 1, "momentum, nesterov; below 1"),
+    CONFIG_R("beta1", model_options, beta1, 1, "adam, lion: decay of the mean; below 1"),
+    CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop, lion: decay; below 1"),
     CONFIG_R("epsilon", model_options, epsilon, CONFIG_HUGE, "added to divisors"),
     CONFIG_R("weight_decay", model_options, weight_decay, CONFIG_HUGE, "decay of weights"),
     CONFIG_N("consistency", model_options, consistency.kind, mlfab__sync_name, "when a pull waits"),
@@ -58532,8 +58532,8 @@ static const config_setting config_model[] = {
     CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
     CONFIG_R("alpha", model_options, consistency.alpha, CONFIG_HUGE, "pssp_dynamic: weight"),
     CONFIG_U("mean", model_options, mean, 0, 1, "1: the mean of a round, not the sum"),
-    CONFIG_U("slices", model_options, slices, 1, 4096, "parts of the model at a server"),
-    CONFIG_U("tags", model_options, tags, 1, 65536, "elements of a tag; pulls get what changed"),
+    CONFIG_U("slices", model_options, slices, 1, 4096, "parts of the model, of all servers (16 each)"),
+    CONFIG_U("tags", model_options, tags, 1, 65536, "elements of a tag, a power of two"),
 };
 
 static const config_setting config_filter[] = {

@@ -141,7 +141,7 @@
  * Compile-time switches
  * ---------------------
  * All are 1 (MLFAB_WITH_SHM only on Linux), except MLFAB_WITH_MPI and MLFAB_WITH_CBLAS. Define one as 0, or these two
- * as 1, when you compile mlfab.c. mlfab-run needs MLFAB_WITH_KEYS.
+ * as 1, when you compile mlfab.c. Start a program without MLFAB_WITH_KEYS by mlfab-run --insecure.
  *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport              MLFAB_WITH_MPI         the transport over MPI
  *    MLFAB_WITH_PUSH        models, pushes and pulls           MLFAB_WITH_COLL        collectives
  *    MLFAB_WITH_SPARSE      filters, sparse updates, tags      MLFAB_WITH_PARTIAL     partial reductions
@@ -587,15 +587,10 @@ typedef struct mlfab_config {
 /* Sets every member to its default and `size` to sizeof *config. */
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
-/* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, replica, scheduler), "dedicated",
- * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm,
- * mpi, mpi+shm), "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1),
- * "seed", "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number,
- * none), "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
- * "checkpoint_keep", "resume", "history", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend"
- * (0, 1), "replicas" (0, 1), "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join"
- * before "role" server. A time takes a unit (ns, us, ms, s, min, h): "timeout_ms" is 2000 or "2s". `mlfab-run
- * --settings` explains each. Errors: CONFIG, with the name and the value; nothing has changed then. */
+/* Sets one member by name: "workers", "coordinator", "transport" and so on. mlfab_setting_name lists the names, and
+ * mlfab_setting_text explains each; `mlfab-run --settings` prints both. A time takes a unit (ns, us, ms, s, min, h):
+ * "timeout_ms" is 2000 or "2s". Set "dedicated" or "join" before "role" server. Errors: CONFIG, with the name and the
+ * value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
 
@@ -810,10 +805,8 @@ typedef struct mlfab_model_options {
 /* Sets *options to the same. */
 MLFAB_API void mlfab_model_options_init(mlfab_model_options *options);
 
-/* Sets one member by name: "optimizer" (sgd, momentum, adadelay, adam, rmsprop, adagrad, nesterov, lion), "gamma", "beta1",
- * "beta2", "epsilon", "weight_decay", "consistency" (async, bsp, ssp, dsps, drop, pssp, pssp_dynamic), "staleness",
- * "need", "chance", "alpha", "mean", "slices", "tags". Errors: CONFIG, with the name and the value; nothing has
- * changed then. */
+/* Sets one member by name, as mlfab_config_set: "optimizer" (its names are those of MLFAB_OPTIMIZER_*, in small
+ * letters), "consistency" (async, bsp, ssp, dsps, drop, pssp, pssp_dynamic, user), "gamma", "staleness" and so on. */
 MLFAB_API int mlfab_model_options_set(mlfab_model_options *options, const char *name,
                                       const char *value, mlfab_error *error_p);
 /* Sets members that are still at their initial value from the environment: MLFAB_OPTIMIZER and so on, so that whoever

@@ -10,6 +10,7 @@
  *    mlfab_store_close(&store);
  *
  *    cc trainer.c mlfab.c mlfab_store.c mlfab_remote.c mlfab_sigv4.c mlfab_http.c -lcurl -lcrypto -lpthread -lm
+ *    (beside them mlfab.h, mlfab_transport.h and the headers mlfab_*.h of this folder)
  *
  * Then a directory of checkpoints (checkpoint_dir, resume, mlfab_restore, mlfab_checkpoint_options.dir) may be
  *

@@ -5,6 +5,7 @@
  *    config.transport = mlfab_transport_tls();
  *
  *    cc trainer.c mlfab.c mlfab_tls.c -lssl -lcrypto -lpthread -lm
+ *    (beside them mlfab.h and mlfab_transport.h)
  *
  * Either all processes of a fabric use it, or none. They need a key (config.key, MLFAB_KEY_FILE, ...), and no
  * certificates. The key of TLS is derived from it; two keys work as config.key says. Each connection has its own keys,

@@ -105,7 +105,8 @@ static void fail(const input *in, const char *format, ...) {
   }
   fflush(stdout);
   fprintf(stderr, "mlfab-plan: ");
-  if (in->name) fprintf(stderr, "%s:%u: ", in->name, in->line);
+  if (in->name && in->line == 0) fprintf(stderr, "%s: ", in->name);
+  if (in->name && in->line > 0) fprintf(stderr, "%s:%u: ", in->name, in->line);
   fprintf(stderr, "%s\n", text);
   exit(EXIT_USAGE);
 }

@@ -120,9 +120,10 @@ static const char *options_bound(const option_row *o, double x, char text[32]) {
   const char *unit = o->kind == OPTION_SIZE   ? "B"
                      : o->kind == OPTION_RATE ? "B/s"
                      : o->kind != OPTION_TIME ? ""
-                     : x < 1e9                ? "ns"
+                     : x < 1e6                ? "ns"
+                     : x < 1e9                ? "ms"
                                               : "s";
-  snprintf(text, 32, "%.10g%s", *unit == 's' ? x / 1e9 : x, unit);
+  snprintf(text, 32, "%.10g%s", *unit == 's' ? x / 1e9 : *unit == 'm' ? x / 1e6 : x, unit);
   return text;
 }
 

@@ -118,11 +118,15 @@ class Picture:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("what", choices=("join", "svg"))
-    parser.add_argument("--from", dest="begin", type=float, default=0.0, metavar="MS")
-    parser.add_argument("--ms", type=float, default=0.0, metavar="MS")
+    parser.add_argument("--from", dest="begin", type=float, default=0.0, metavar="MS",
+                        help="begins so long after the first event")
+    parser.add_argument("--ms", type=float, default=0.0, metavar="MS", help="length of the picture")
     parser.add_argument("files", nargs="+")
     arguments = parser.parse_args()
-    events = [event for path in arguments.files for event in events_of(path)]
+    try:
+        events = [event for path in arguments.files for event in events_of(path)]
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit("trace.py: %s" % error)
     if arguments.what == "join":
         join(events)
     elif any(e["ph"] == "X" for e in events):

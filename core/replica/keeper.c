@@ -362,7 +362,8 @@ MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *optio
   if (div_max == 0.0 || !mlfab__finite(div_max)) return NULL;
   if (callback) return "a bound (div_max) and on_update, whose steps cannot be bounded";
   if (options->optimizer != MLFAB_OPTIMIZER_SGD && options->optimizer != MLFAB_OPTIMIZER_MOMENTUM)
-    return "a bound (div_max) and an adaptive optimizer, whose steps cannot be bounded";
+    return "a bound (div_max) and an optimizer other than sgd and momentum: its steps have no "
+           "bound";
   if (options->weight_decay != 0.0)
     return "a bound (div_max) and weight_decay, which moves the model by itself";
   return NULL;

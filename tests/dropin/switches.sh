@@ -125,8 +125,8 @@ if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
       MLFAB_TRANSPORT=$transport MLFAB_TIMEOUT_MS=60000 mpirun $options ./collect_mpi
   done
 fi
-check "example 2 with minimal" $compile -Iminimal -o two "$root/examples/01_push_pull.c" minimal/mlfab.o $link
-check "runs example 2" "$run" -n 3 --timeout 60 ./two
+check "example 1 with minimal" $compile -Iminimal -o two "$root/examples/01_push_pull.c" minimal/mlfab.o $link
+check "runs example 1" "$run" -n 3 --timeout 60 ./two
 
 # Tests that use the public functions only; what they test of other groups they skip.
 if echo '#include <stdarg.h>
