@@ -148,11 +148,14 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   mlfab__barrier_server *server = self;
   barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
+  uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers; w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
   if (greeting->fresh)
-    *entry = (mlfab__barrier_entry){.base = server->over,
-                                    .asked = server->over,
-                                    .guest = greeting->ack && greeting->ack->guest};
+    *entry = (mlfab__barrier_entry){
+        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
   barrier_look_late(server, at.peer);
   if (greeting->fresh && entry->guest)
     barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
@@ -161,6 +164,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
   barrier_touch(server, at.peer);
+  server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   if (left == MLFAB__NEVER_HERE)
     return; /* nobody has called yet, and there may be 65536 such ranks */

@@ -25,7 +25,7 @@
 #include "../base/request.h"
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done;
+  uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
   uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */

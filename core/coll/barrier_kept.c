@@ -15,6 +15,7 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
   const mlfab__barrier_entry *entry = &server->entries[record - 1];
   const mlfab__barrier_worker_state state = {.gone = entry->gone,
                                              .done = entry->done,
+                                             .left = entry->left,
                                              .guest = entry->guest,
                                              .wants = entry->wants,
                                              .late = entry->late,
@@ -39,6 +40,7 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
   } else {
     server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
                                                          .done = in.done != 0,
+                                                         .left = in.left != 0,
                                                          .guest = in.guest != 0,
                                                          .wants = in.wants != 0,
                                                          .late = in.late != 0,

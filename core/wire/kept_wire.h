@@ -15,7 +15,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, guest, wants, late, among;
+  uint32_t gone, done, left, guest, wants, late, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 

@@ -112,7 +112,7 @@ static const codec codecs[] = {
     CODEC_TEXT(membership_state, verdict.text, 11 * 4 + 9 * 8 + 2),
     CODEC(membership_worker, 10 * 4 + 12 * 8),
     CODEC(barrier_state, 8),
-    CODEC(barrier_worker_state, 6 * 4 + 3 * 8),
+    CODEC(barrier_worker_state, 7 * 4 + 3 * 8),
     CODEC(peer_state, 8 * 4 + 8),
 };
 
