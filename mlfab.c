@@ -2406,10 +2406,17 @@ static inline void wire_number(void *to, const void *from, size_t bytes) {
 #define wire_number memcpy
 #endif
 
+/* A build that leaves groups out does not use all of these. */
+#if defined(__GNUC__) || defined(__clang__)
+#define WIRE_INLINE __attribute__((always_inline, unused)) static inline
+#else
+#define WIRE_INLINE static inline
+#endif
+
 static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
 
-static inline uint16_t wire_get16(const uint8_t *at) {
+WIRE_INLINE uint16_t wire_get16(const uint8_t *at) {
   uint16_t x;
   wire_number(&x, at, sizeof x);
   return x;
@@ -2436,12 +2443,6 @@ typedef struct wire_codec {
   const uint8_t *end; /* when decoding */
   int bad;
 } wire_codec;
-
-#if defined(__GNUC__) || defined(__clang__)
-#define WIRE_INLINE __attribute__((always_inline)) static inline
-#else
-#define WIRE_INLINE static inline
-#endif
 
 WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size_t bytes) {
   if (!decode) {
@@ -2985,7 +2986,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, guest, wants, late, among;
+  uint32_t gone, done, left, guest, wants, late, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 
@@ -3002,7 +3003,7 @@ WIRE_META(peer_state,
   N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
 WIRE_META(barrier_state, N(over))
 WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
+  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
 /* clang-format on */
 
 #undef N
@@ -5206,16 +5207,12 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 
 /* ==== core/model/options.h - names of the kinds of optimizers and of consistency. Layer 3. */
 
-/* Members of mlfab_model_options that change an optimizer's step, beside its kind and weight_decay. */
-#define MLFAB__USES_GAMMA 1u
-#define MLFAB__USES_C 2u
-#define MLFAB__USES_BETA1 4u
-#define MLFAB__USES_BETA2 8u
-#define MLFAB__USES_EPSILON 16u
+/* Members that change an optimizer's step, beside its kind and weight_decay. */
+enum { MLFAB__USES_GAMMA = 1, MLFAB__USES_C = 2, MLFAB__USES_BETA1 = 4 };
+enum { MLFAB__USES_BETA2 = 8, MLFAB__USES_EPSILON = 16 };
 
-/* The optimizers, in the order of MLFAB_OPTIMIZER_*. A row has: the end of the constant's name; the setting's name,
- * which is also that of the function in optimizer.c; the number of its state arrays; 1 if its step is linear in the
- * update; and the members that it uses. */
+/* The optimizers, in the order of MLFAB_OPTIMIZER_*: the constant's end; the name of the setting and of the function in
+ * optimizer.c; the number of state arrays; 1 if the step is linear in the update; the members that it uses. */
 #define MLFAB__OPTIMIZERS(ROW)                                                       \
   ROW(SGD, sgd, 0, 1, 0)                                                             \
   ROW(MOMENTUM, momentum, 1, 1, MLFAB__USES_GAMMA)                                   \
@@ -9032,7 +9029,10 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* Ends joining: server 0 has another key, protocol or transport, as the transport found: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
-  if (mlfab__bootstrap_elsewhere(node, MLFAB__CAUSE_ELSEWHERE, why)) return;
+  /* A layer (TLS) tells by its text that the key is wrong: another port is no remedy. */
+  int keys = strstr(why, "not this job's (MLFAB_KEY)") != NULL;
+  if (mlfab__bootstrap_elsewhere(node, keys ? MLFAB__CAUSE_KEY : MLFAB__CAUSE_ELSEWHERE, why))
+    return;
   mlfab__format(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
@@ -10956,7 +10956,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
-    route->dead = route->greeted = 0;
+    route->dead = route->greeted = route->vain = 0;
     route->heard_ns = node->now_ns;
     route->why[0] = route->died[0] = 0;
   }
@@ -10984,7 +10984,7 @@ static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation)
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");
-    route->dead = route->greeted = 0;
+    route->dead = route->greeted = route->vain = 0;
   }
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
@@ -11173,7 +11173,9 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   route->link = MLFAB__NO_LINK;
   int vain = !route->greeted && was->heard_ns == was->since_ns;
   route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
-  route->retry_ns = mlfab__node_retry(node, route->vain);
+  /* If a patience of 5 beats runs, calls stay frequent. */
+  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->late;
+  route->retry_ns = mlfab__node_retry(node, hurried ? 0 : route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */
@@ -20098,7 +20100,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   int full = peer->nsends >= serve_lent(server);
   enum mlfab__shows shows = mlfab__server_shows(server);
   if (shows == MLFAB__SHOWS_NOTHING) return NULL;
-  for (uint32_t k = 0, left = peer->pulling; left > 0; k++) {
+  for (uint32_t k = 0, left = peer->pulling; left > 0 && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (p->request == 0) continue;
     left--;
@@ -28050,7 +28052,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * a replica: the numbers are at both). */
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done;
+  uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
   uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */
@@ -28258,11 +28260,14 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   mlfab__barrier_server *server = self;
   barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
+  uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers; w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
   if (greeting->fresh)
-    *entry = (mlfab__barrier_entry){.base = server->over,
-                                    .asked = server->over,
-                                    .guest = greeting->ack && greeting->ack->guest};
+    *entry = (mlfab__barrier_entry){
+        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
   barrier_look_late(server, at.peer);
   if (greeting->fresh && entry->guest)
     barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
@@ -28271,6 +28276,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
   barrier_touch(server, at.peer);
+  server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   if (left == MLFAB__NEVER_HERE)
     return; /* nobody has called yet, and there may be 65536 such ranks */
@@ -28599,6 +28605,7 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
   const mlfab__barrier_entry *entry = &server->entries[record - 1];
   const mlfab__barrier_worker_state state = {.gone = entry->gone,
                                              .done = entry->done,
+                                             .left = entry->left,
                                              .guest = entry->guest,
                                              .wants = entry->wants,
                                              .late = entry->late,
@@ -28623,6 +28630,7 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
   } else {
     server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
                                                          .done = in.done != 0,
+                                                         .left = in.left != 0,
                                                          .guest = in.guest != 0,
                                                          .wants = in.wants != 0,
                                                          .late = in.late != 0,
@@ -55123,7 +55131,8 @@ MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *optio
   if (div_max == 0.0 || !mlfab__finite(div_max)) return NULL;
   if (callback) return "a bound (div_max) and on_update, whose steps cannot be bounded";
   if (options->optimizer != MLFAB_OPTIMIZER_SGD && options->optimizer != MLFAB_OPTIMIZER_MOMENTUM)
-    return "a bound (div_max) and an optimizer other than sgd and momentum: its steps have no bound";
+    return "a bound (div_max) and an optimizer other than sgd and momentum: its steps have no "
+           "bound";
   if (options->weight_decay != 0.0)
     return "a bound (div_max) and weight_decay, which moves the model by itself";
   return NULL;
@@ -58532,7 +58541,8 @@ static const config_setting config_model[] = {
     CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
     CONFIG_R("alpha", model_options, consistency.alpha, CONFIG_HUGE, "pssp_dynamic: weight"),
     CONFIG_U("mean", model_options, mean, 0, 1, "1: the mean of a round, not the sum"),
-    CONFIG_U("slices", model_options, slices, 1, 4096, "parts of the model, of all servers (16 each)"),
+    CONFIG_U("slices", model_options, slices, 1, 4096,
+             "parts of the model, of all servers (16 each)"),
     CONFIG_U("tags", model_options, tags, 1, 65536, "elements of a tag, a power of two"),
 };
 
@@ -58605,7 +58615,7 @@ static void config_case(char *to, const char *from, size_t n, char first) {
 
 /* The variable of a setting. */
 static void config_variable_of(const char *setting, char name[64]) {
-  memcpy(name, "MLFAB_", 6);
+  snprintf(name, 64, "MLFAB_");
   config_case(name + 6, setting, mlfab__min(strlen(setting), 57), 'a');
 }
 
@@ -58887,7 +58897,8 @@ static void config_run(char *job) {
   const char *slurm = config_slurm_job(), *torch = config_variable("TORCHELASTIC_RUN_ID");
   char name[512];
   /* torchrun's default, which all its runs on this host would share. Their ports differ. */
-  if (torch && !strcmp(torch, "none")) torch = config_variable("MASTER_PORT");
+  if (torch && !strcmp(torch, "none"))
+    torch = config_variable("MLFAB_COORDINATOR") ? NULL : config_variable("MASTER_PORT");
   snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
            slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
   size_t n = strlen(name);
@@ -75419,8 +75430,8 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
 #if MLFAB_WITH_GROWTH
   static const mlfab__open_steps steps = {open_key, open_wait, open_forget};
-  /* An older header's configuration has no `join`. */
-  if (config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1)
+  /* An older header's configuration has another layout: open_wait refuses it. */
+  if (config && MLFAB__HAS(config, mlfab_config, entropy) && config->join == 1)
     return mlfab__open_join(config, &steps, ctx_p, error_p);
 #endif
   return open_wait(config, 0, ctx_p, error_p);

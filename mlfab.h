@@ -465,7 +465,7 @@ typedef struct mlfab_config {
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
    * one. A range of ports, "tcp:host:29400-29410": server 0 takes the first that is free; the others try all ports
-   * until this job's server 0 answers. With replicas append a comma and the address of server 0's replica: then
+   * until this job's server 0 answers, or has given up. With replicas append a comma and the address of server 0's replica: then
    * processes can join after server 0 has died. While this node joins, it repeats the look-up of an unknown host. */
   char coordinator[256];
   /* Name of the fabric: it refuses nodes with another name. "": "mlfab". "NAME~N" is restart N of the job NAME: its

@@ -3,7 +3,7 @@
 #ifndef MLFAB_TOOLS_OPTIONS_H
 #define MLFAB_TOOLS_OPTIONS_H
 
-#include "core/base/typed.h"
+#include "../core/base/typed.h"
 
 #include <errno.h>
 #include <math.h>

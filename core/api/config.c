@@ -204,7 +204,7 @@ static void config_case(char *to, const char *from, size_t n, char first) {
 
 /* The variable of a setting. */
 static void config_variable_of(const char *setting, char name[64]) {
-  memcpy(name, "MLFAB_", 6);
+  snprintf(name, 64, "MLFAB_");
   config_case(name + 6, setting, mlfab__min(strlen(setting), 57), 'a');
 }
 
@@ -486,7 +486,8 @@ static void config_run(char *job) {
   const char *slurm = config_slurm_job(), *torch = config_variable("TORCHELASTIC_RUN_ID");
   char name[512];
   /* torchrun's default, which all its runs on this host would share. Their ports differ. */
-  if (torch && !strcmp(torch, "none")) torch = config_variable("MASTER_PORT");
+  if (torch && !strcmp(torch, "none"))
+    torch = config_variable("MLFAB_COORDINATOR") ? NULL : config_variable("MASTER_PORT");
   snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
            slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
   size_t n = strlen(name);

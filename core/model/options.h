@@ -4,16 +4,12 @@
 
 #include "../base/base.h"
 
-/* Members of mlfab_model_options that change an optimizer's step, beside its kind and weight_decay. */
-#define MLFAB__USES_GAMMA 1u
-#define MLFAB__USES_C 2u
-#define MLFAB__USES_BETA1 4u
-#define MLFAB__USES_BETA2 8u
-#define MLFAB__USES_EPSILON 16u
+/* Members that change an optimizer's step, beside its kind and weight_decay. */
+enum { MLFAB__USES_GAMMA = 1, MLFAB__USES_C = 2, MLFAB__USES_BETA1 = 4 };
+enum { MLFAB__USES_BETA2 = 8, MLFAB__USES_EPSILON = 16 };
 
-/* The optimizers, in the order of MLFAB_OPTIMIZER_*. A row has: the end of the constant's name; the setting's name,
- * which is also that of the function in optimizer.c; the number of its state arrays; 1 if its step is linear in the
- * update; and the members that it uses. */
+/* The optimizers, in the order of MLFAB_OPTIMIZER_*: the constant's end; the name of the setting and of the function in
+ * optimizer.c; the number of state arrays; 1 if the step is linear in the update; the members that it uses. */
 #define MLFAB__OPTIMIZERS(ROW)                                                       \
   ROW(SGD, sgd, 0, 1, 0)                                                             \
   ROW(MOMENTUM, momentum, 1, 1, MLFAB__USES_GAMMA)                                   \

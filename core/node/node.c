@@ -442,7 +442,10 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* Ends joining: server 0 has another key, protocol or transport, as the transport found: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
-  if (mlfab__bootstrap_elsewhere(node, MLFAB__CAUSE_ELSEWHERE, why)) return;
+  /* A layer (TLS) tells by its text that the key is wrong: another port is no remedy. */
+  int keys = strstr(why, "not this job's (MLFAB_KEY)") != NULL;
+  if (mlfab__bootstrap_elsewhere(node, keys ? MLFAB__CAUSE_KEY : MLFAB__CAUSE_ELSEWHERE, why))
+    return;
   mlfab__format(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }

@@ -52,7 +52,9 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   route->link = MLFAB__NO_LINK;
   int vain = !route->greeted && was->heard_ns == was->since_ns;
   route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
-  route->retry_ns = mlfab__node_retry(node, route->vain);
+  /* If a patience of 5 beats runs, calls stay frequent. */
+  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->late;
+  route->retry_ns = mlfab__node_retry(node, hurried ? 0 : route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */

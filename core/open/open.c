@@ -350,8 +350,8 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
 #if MLFAB_WITH_GROWTH
   static const mlfab__open_steps steps = {open_key, open_wait, open_forget};
-  /* An older header's configuration has no `join`. */
-  if (config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1)
+  /* An older header's configuration has another layout: open_wait refuses it. */
+  if (config && MLFAB__HAS(config, mlfab_config, entropy) && config->join == 1)
     return mlfab__open_join(config, &steps, ctx_p, error_p);
 #endif
   return open_wait(config, 0, ctx_p, error_p);

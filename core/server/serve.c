@@ -374,7 +374,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   int full = peer->nsends >= serve_lent(server);
   enum mlfab__shows shows = mlfab__server_shows(server);
   if (shows == MLFAB__SHOWS_NOTHING) return NULL;
-  for (uint32_t k = 0, left = peer->pulling; left > 0; k++) {
+  for (uint32_t k = 0, left = peer->pulling; left > 0 && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (p->request == 0) continue;
     left--;

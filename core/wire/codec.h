@@ -24,10 +24,17 @@ static inline void wire_number(void *to, const void *from, size_t bytes) {
 #define wire_number memcpy
 #endif
 
+/* A build that leaves groups out does not use all of these. */
+#if defined(__GNUC__) || defined(__clang__)
+#define WIRE_INLINE __attribute__((always_inline, unused)) static inline
+#else
+#define WIRE_INLINE static inline
+#endif
+
 static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
 
-static inline uint16_t wire_get16(const uint8_t *at) {
+WIRE_INLINE uint16_t wire_get16(const uint8_t *at) {
   uint16_t x;
   wire_number(&x, at, sizeof x);
   return x;
@@ -54,12 +61,6 @@ typedef struct wire_codec {
   const uint8_t *end; /* when decoding */
   int bad;
 } wire_codec;
-
-#if defined(__GNUC__) || defined(__clang__)
-#define WIRE_INLINE __attribute__((always_inline)) static inline
-#else
-#define WIRE_INLINE static inline
-#endif
 
 WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size_t bytes) {
   if (!decode) {

@@ -1112,6 +1112,9 @@ typedef struct elements_step {
   uint32_t rule, decays;
 } elements_step;
 
+/* A new optimizer does not compile before its step stands here. */
+typedef char elements_know_all_rules[MLFAB_OPTIMIZER_COUNT == 8 ? 1 : -1];
+
 /* As optimizer.c computes beta^t. */
 static inline double elements_power(double base, uint64_t exponent) {
   double power = 1.0;

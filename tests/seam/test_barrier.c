@@ -158,6 +158,23 @@ static void test_joins_behind_several(void **state) {
   }
 }
 
+/* A newcomer that leads a collective of newcomers counts at once. It has no part in a barrier that others have called. */
+static void test_leads(void **state) {
+  (void)state;
+  serve(2);
+  for (uint32_t w = 0; w < 2; w++) ASK(w, 1);
+  ASK(0, 2);
+  talk_enter(&t, 2);
+  SAY(&t, WORKER(2), BARRIER, barrier, .what = MLFAB__BARRIER_HERE, .of = 2);
+  ASK(1, 2);
+  DONE(2, 2, 0);
+  for (uint32_t w = 0; w < 2; w++) ASK(w, 3);
+  DONE(2, 2, 0);
+  ASK(2, 1);
+  DONE(3, 3, 1);
+  talk_close(&t);
+}
+
 /* A wrong frame costs its sender the link, and changes nothing. */
 static void test_bad_frames(void **state) {
   static const struct {
@@ -292,9 +309,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_in_turn),     cmocka_unit_test(test_several),
       cmocka_unit_test(test_asked_again), cmocka_unit_test(test_joins_behind_several),
-      cmocka_unit_test(test_bad_frames),  cmocka_unit_test(test_calls),
-      cmocka_unit_test(test_guest_meets), cmocka_unit_test(test_withdrawn),
-      cmocka_unit_test(test_dead),        cmocka_unit_test(test_bad_answer),
+      cmocka_unit_test(test_leads),       cmocka_unit_test(test_bad_frames),
+      cmocka_unit_test(test_calls),       cmocka_unit_test(test_guest_meets),
+      cmocka_unit_test(test_withdrawn),   cmocka_unit_test(test_dead),
+      cmocka_unit_test(test_bad_answer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,6 +169,9 @@ static void world_step(world *w) {
       p->storing.epoch = 0;
       mlfab__vote_stored(&p->vote, clock_of(w, i));
     }
+    /* A copy that may not replace the other has nothing to do before its next beat. */
+    if (!((p->vote.bond.insync | p->vote.heard.insync) >> i & 1))
+      assert_int_equal(mlfab__vote_deadline(&p->vote), p->vote.said_ns + p->vote.beat_ns);
     if (clock_of(w, i) >= mlfab__vote_deadline(&p->vote)) {
       mlfab__vote_tick(&p->vote, clock_of(w, i));
       /* Else its process looks at the clock all the time. */
