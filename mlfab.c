@@ -16998,7 +16998,6 @@ struct mlfab__server {
   mlfab__clock clocks[MLFAB__CLOCKS];
   mlfab__clock_tally tally;
   uint32_t ngates; /* clocks at or above this index are unused */
-  uint32_t rounds; /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
   int significant; /* a consistency model uses |g| / |w| */
   int measures;    /* norms of updates are taken: for such a model, or for the keeper */
   int untidy;      /* two clocks have the same model */
@@ -17007,6 +17006,7 @@ struct mlfab__server {
     mlfab__sync_ask change;
   } changes[MLFAB__SERVER_CHANGES];
   uint32_t nchanges;
+  uint32_t rounds; /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
