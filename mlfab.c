@@ -17006,7 +17006,7 @@ struct mlfab__server {
     mlfab__sync_ask change;
   } changes[MLFAB__SERVER_CHANGES];
   uint32_t nchanges;
-  uint32_t rounds; /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
+  uint32_t rounds;       /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
