@@ -2406,9 +2406,8 @@ static inline void wire_number(void *to, const void *from, size_t bytes) {
 #define wire_number memcpy
 #endif
 
-/* A build that leaves groups out does not use all of these. */
 #if defined(__GNUC__) || defined(__clang__)
-#define WIRE_INLINE __attribute__((always_inline, unused)) static inline
+#define WIRE_INLINE __attribute__((always_inline, unused)) static inline /* unused: by a part */
 #else
 #define WIRE_INLINE static inline
 #endif
@@ -58896,9 +58895,10 @@ static const char *config_slurm_job(void) {
 static void config_run(char *job) {
   const char *slurm = config_slurm_job(), *torch = config_variable("TORCHELASTIC_RUN_ID");
   char name[512];
-  /* torchrun's default, which all its runs on this host would share. Their ports differ. */
+  const char *at = config_variable("MLFAB_COORDINATOR"), *port = at ? strrchr(at, ':') : NULL;
+  /* torchrun's default, which its runs on this host share. Their ports differ, but each restart may have another. */
   if (torch && !strcmp(torch, "none"))
-    torch = config_variable("MLFAB_COORDINATOR") ? NULL : config_variable("MASTER_PORT");
+    torch = port && !strchr(port, '-') ? NULL : config_variable("MASTER_PORT");
   snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
            slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
   size_t n = strlen(name);

@@ -485,9 +485,10 @@ static const char *config_slurm_job(void) {
 static void config_run(char *job) {
   const char *slurm = config_slurm_job(), *torch = config_variable("TORCHELASTIC_RUN_ID");
   char name[512];
-  /* torchrun's default, which all its runs on this host would share. Their ports differ. */
+  const char *at = config_variable("MLFAB_COORDINATOR"), *port = at ? strrchr(at, ':') : NULL;
+  /* torchrun's default, which its runs on this host share. Their ports differ, but each restart may have another. */
   if (torch && !strcmp(torch, "none"))
-    torch = config_variable("MLFAB_COORDINATOR") ? NULL : config_variable("MASTER_PORT");
+    torch = port && !strchr(port, '-') ? NULL : config_variable("MASTER_PORT");
   snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
            slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
   size_t n = strlen(name);

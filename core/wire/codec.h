@@ -24,9 +24,8 @@ static inline void wire_number(void *to, const void *from, size_t bytes) {
 #define wire_number memcpy
 #endif
 
-/* A build that leaves groups out does not use all of these. */
 #if defined(__GNUC__) || defined(__clang__)
-#define WIRE_INLINE __attribute__((always_inline, unused)) static inline
+#define WIRE_INLINE __attribute__((always_inline, unused)) static inline /* unused: by a part */
 #else
 #define WIRE_INLINE static inline
 #endif
