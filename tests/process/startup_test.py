@@ -296,12 +296,18 @@ def test_without_shared_memory(name, rank, at):
         expect((SAYS_WHY[name] in said or (name, rank) == ("small_file", 0)) and said.count("warn") <= 2, "a line says why", said)
 
 
+def is_bound(at):
+    with open("/proc/net/unix", encoding="ascii") as names:
+        return at.replace("unix:", "") + "\n" in names.read()
+
+
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         fails(server("tcp:127.0.0.1:%d" % taken.getsockname()[1]), "ADDRESS_IN_USE")
     at = address("unix")
     first = server(at)
-    fails(probe(at, RANK=7), "RANK_RANGE")  # it listens
+    wait_until(lambda: is_bound(at), "the first server listens")
+    fails(probe(at, RANK=7), "RANK_RANGE")
     fails(server(at), "ADDRESS_IN_USE")
     end(first)
 
