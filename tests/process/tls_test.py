@@ -77,6 +77,8 @@ def test_wrong_key_and_plain_tcp_are_refused_by_name():
     processes = [node(port, 3, 0, 2, "server", TLS_TELL=1), node(port, 3, 0, 2, "worker")]
     try:
         refused(port, "the caller's key is not this job's (MLFAB_KEY)", MLFAB_KEY="another-key-than-the-others")
+        refused(port, "the caller's key is not this job's (MLFAB_KEY)", MLFAB_KEY="another-key-than-the-others",
+                MLFAB_COORDINATOR="tls:127.0.0.1:%d-%d" % (port, port + 1))  # at once: another port is no remedy
         refused(port, "it speaks TLS, and this process does not", TLS_OFF=1, MLFAB_COORDINATOR="tcp:127.0.0.1:%d" % port)
         # A process that has the new key first belongs here.
         processes.append(node(port, 3, 1, 2, "worker", MLFAB_KEY="a-new-key-that-comes," + KEY))
