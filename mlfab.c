@@ -21032,8 +21032,8 @@ typedef struct
   uint32_t newcomers; /* number of newcomers among the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: it knows the members. With newcomers: it has also made its call, after so many updates and
- * barriers. server 0 -> newcomer: the others are ready. `rank` has made its call after so many updates and barriers. */
+/* worker -> server 0: the sender knows the members. With newcomers among them it has also made its call, after so many
+ * updates and barriers. server 0 -> newcomer: the others are ready; the numbers are those of `rank` at its call. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped the memory of all members */
@@ -21596,8 +21596,8 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 /* ==== core/coll/algorithm.h - builders of full collectives as task graphs: the messages and sums of one member. plain.c and partial.c
  * call them. Layer 2. Pure: it appends operations to a dag; equal questions give equal operations on all members.
  *
- * All algorithms work in place in one stretch of memory. They cut the data into blocks, one for each member (`counts`,
- * or as even as possible, the larger ones first), and messages into segments: so adding a segment overlaps with sending
+ * All algorithms work in place in one stretch of memory. They cut the data into a block for each member: as
+ * `counts` says, or evenly, larger blocks first. They cut messages into segments: adding a segment overlaps with sending
  * its successor. A RECV has no dependency if its memory is free before its message can come.
  *
  * Algorithms, for P members, n bytes, log = log2 P rounded up; the bytes that a member sends, and the order in which
@@ -24469,8 +24469,8 @@ typedef struct mlfab__comm_kind {
   /* May its own plain calls (comm_call.of) begin? It may fill their buffers then. After no, it calls mlfab__comm_go_on
    * later. NULL: always. */
   int (*stands)(void *self);
-  /* Returns the rank for which its open request waits, as far as this worker knows, or MLFAB_NO_RANK; and a reason, if
-   * it is not "is awaited". *number_p: number of the round that it awaits. */
+  /* Returns the rank that the open request awaits, as far as this worker knows, or MLFAB_NO_RANK. *why_p: a reason other
+   * than "is awaited". *number_p: number of the awaited round. */
   int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
   /* Has this worker called `number`, as far as others wait for it? NULL: yes. */
   int (*called)(void *self, uint64_t number);
@@ -28956,7 +28956,7 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  * servers to count it, then enters the barriers at the others' place, and sends READY. Newcomers alone follow the first
  * of them, which keeps its number. After the call all are at the same place of their loops, and all have the same
  * numbers. A newcomer that has pushed into a round before all others would be one round ahead: its number falls to
- * theirs. That update stays in the round, and its next one is in it, too. A barrier does the same (barrier.h).
+ * theirs. The round keeps that update, and takes the next update, too. A barrier does the same (barrier.h).
  *
  * Invariants. (a) If a process waits for another's call, others wait for it only after it was admitted. (b) GO of an
  * epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
@@ -46729,10 +46729,9 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
  * cannot reach one of them, it reports this, and the attempt aborts. ADOPT carries the definition, the present owners,
  * and the processes that server 0 counts; the workers are frozen, so these counts stay until the end. The server builds
- * the model without slices; its first clock is the first that arrives. For the workers the server is absent (worker.h)
- * until RESUME shows that it owns slices, and again when it owns none: they send it no updates, and do not wait for it.
- * A server that has no slices and gets none may die or leave during an attempt: server 0 goes on, and the workers drop
- * their parts for it, which had no bytes. A frozen worker that loses a server decides that only at the end of the
+ * the model without slices; its first clock is the first that arrives. A server without slices is absent (worker.h) for
+ * the workers until a RESUME shows its slices: they neither send updates to it nor wait for it. If it gets no slices in
+ * an attempt, it may die or leave meanwhile. Server 0 goes on, and the workers drop their empty parts for it. A frozen worker that loses a server decides that only at the end of the
  * attempt, because its slices may have moved. If a server takes no part, it answers a leaderless server that it cannot
  * know.
  *
@@ -52780,7 +52779,7 @@ typedef struct mlfab__collect {
 MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
                                           struct mlfab__server *server, uint64_t since);
 /* Takes the next record; record->bulk NULL with bulk_bytes: a ghost block (sizes only). Returns 0: more records follow;
- * 1: WHOLE. Errors, with a text, after which the stream is void: CHECKPOINT (a record is malformed, out of order or
+ * 1: WHOLE. An error has a text, and makes the stream void: CHECKPOINT (a record is malformed, out of order or
  * missing), CONFIG (another server, fabric, or options), MODEL (other tensors or slices), STATE (not based on the
  * present moment, or older; or no stream has begun), MEMORY, UNSUPPORTED (the model, here). */
 MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,

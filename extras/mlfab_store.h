@@ -26,8 +26,8 @@
  * their end. The next checkpoint removes what a killed process leaves (files NAME.part, unfinished uploads of S3).
  *
  * Transfers run in the thread of checkpoints, never in training. A transfer is repeated if the store is out of reach,
- * or answers 408, 429 or 5xx: at most 6 times without a byte of progress, with pauses of up to 8 s, and for no longer
- * than timeout_ns plus the time that its bytes need at 100 kB/s. A restore continues behind its last byte. A refusal of
+ * or answers 408, 429 or 5xx. Its limits: 6 attempts in a row that move no byte, pauses of 8 s, and timeout_ns plus the
+ * time of its bytes at 100 kB/s in all. A restore continues behind its last byte. A refusal of
  * the store is final. mlfab_close ends a transfer. Redirects are not followed.
  *
  * Errors of mlfab_checkpoint, and of mlfab_model_start after mlfab_restore: IO, or TIMEOUT if a later attempt may

@@ -1,9 +1,9 @@
 /* sim.c - simulates a network of hosts in one process, one thread and virtual time, from a seed.
  *
  * It is a transport like the others, and a clock: mlfab_sim_step executes the next event of any host, and drives the
- * contexts concerned. It has no threads. The contents of frames are not read, and computing time is not modelled:
- * callers use mlfab_sim_at. mlfab_sim.c consists of this file and the group `base`; otherwise it uses only functions of
- * mlfab.h.
+ * contexts concerned. It has no threads. It ignores the contents of frames. Callers model computing time with
+ * mlfab_sim_at. mlfab_sim.c consists of this file and the group `base`. Of the library it uses functions of mlfab.h
+ * only.
  *
  * The model of the network
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,

@@ -1,8 +1,8 @@
 /* algorithm.h - builders of full collectives as task graphs: the messages and sums of one member. plain.c and partial.c
  * call them. Layer 2. Pure: it appends operations to a dag; equal questions give equal operations on all members.
  *
- * All algorithms work in place in one stretch of memory. They cut the data into blocks, one for each member (`counts`,
- * or as even as possible, the larger ones first), and messages into segments: so adding a segment overlaps with sending
+ * All algorithms work in place in one stretch of memory. They cut the data into a block for each member: as
+ * `counts` says, or evenly, larger blocks first. They cut messages into segments: adding a segment overlaps with sending
  * its successor. A RECV has no dependency if its memory is free before its message can come.
  *
  * Algorithms, for P members, n bytes, log = log2 P rounded up; the bytes that a member sends, and the order in which

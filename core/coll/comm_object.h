@@ -38,8 +38,8 @@ typedef struct mlfab__comm_kind {
   /* May its own plain calls (comm_call.of) begin? It may fill their buffers then. After no, it calls mlfab__comm_go_on
    * later. NULL: always. */
   int (*stands)(void *self);
-  /* Returns the rank for which its open request waits, as far as this worker knows, or MLFAB_NO_RANK; and a reason, if
-   * it is not "is awaited". *number_p: number of the round that it awaits. */
+  /* Returns the rank that the open request awaits, as far as this worker knows, or MLFAB_NO_RANK. *why_p: a reason other
+   * than "is awaited". *number_p: number of the awaited round. */
   int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
   /* Has this worker called `number`, as far as others wait for it? NULL: yes. */
   int (*called)(void *self, uint64_t number);

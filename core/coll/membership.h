@@ -81,7 +81,7 @@
  * servers to count it, then enters the barriers at the others' place, and sends READY. Newcomers alone follow the first
  * of them, which keeps its number. After the call all are at the same place of their loops, and all have the same
  * numbers. A newcomer that has pushed into a round before all others would be one round ahead: its number falls to
- * theirs. That update stays in the round, and its next one is in it, too. A barrier does the same (barrier.h).
+ * theirs. The round keeps that update, and takes the next update, too. A barrier does the same (barrier.h).
  *
  * Invariants. (a) If a process waits for another's call, others wait for it only after it was admitted. (b) GO of an
  * epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed

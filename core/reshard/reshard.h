@@ -71,10 +71,9 @@
  * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
  * cannot reach one of them, it reports this, and the attempt aborts. ADOPT carries the definition, the present owners,
  * and the processes that server 0 counts; the workers are frozen, so these counts stay until the end. The server builds
- * the model without slices; its first clock is the first that arrives. For the workers the server is absent (worker.h)
- * until RESUME shows that it owns slices, and again when it owns none: they send it no updates, and do not wait for it.
- * A server that has no slices and gets none may die or leave during an attempt: server 0 goes on, and the workers drop
- * their parts for it, which had no bytes. A frozen worker that loses a server decides that only at the end of the
+ * the model without slices; its first clock is the first that arrives. A server without slices is absent (worker.h) for
+ * the workers until a RESUME shows its slices: they neither send updates to it nor wait for it. If it gets no slices in
+ * an attempt, it may die or leave meanwhile. Server 0 goes on, and the workers drop their empty parts for it. A frozen worker that loses a server decides that only at the end of the
  * attempt, because its slices may have moved. If a server takes no part, it answers a leaderless server that it cannot
  * know.
  *
