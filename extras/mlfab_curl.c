@@ -109,14 +109,15 @@ static int curl_start(curl_worker *w, mlfab_error *error_p) {
   return mlfab__http_fail(error_p, MLFAB_ERR_IO, "no thread: %s", mlfab__http_reason(failed));
 }
 
-/* Ends the thread, and a running request. In a forked child, where both belong to the parent, returns 0. */
-static int curl_stop(curl_worker *w) {
+/* Ends the thread. `cancels`: and a running request; else it ends by itself first. Returns 0 in a forked child: both
+ * belong to the parent. */
+static int curl_stop(curl_worker *w, int cancels) {
   if (w->pid != getpid()) return 0;
   pthread_mutex_lock(&w->lock);
   w->stopped = 1;
   pthread_cond_signal(&w->wake);
   pthread_mutex_unlock(&w->lock);
-  mlfab__http_stop(w->http);
+  if (cancels) mlfab__http_stop(w->http);
   pthread_join(w->thread, NULL);
   mlfab__http_close(w->http);
   pthread_cond_destroy(&w->wake);
@@ -625,7 +626,7 @@ void mlfab_curl_monitor_stop(mlfab_curl_monitor **monitor_p) {
   mlfab_curl_monitor *m = monitor_p ? *monitor_p : NULL;
   if (!m) return;
   *monitor_p = NULL;
-  if (!curl_stop(&m->worker)) return; /* the parent's */
+  if (!curl_stop(&m->worker, 1)) return; /* the parent's */
   curl_monitor_add(m);
   curl_unshare(&m->shared);
   (void)mlfab_set_other_traffic(m->worker.ctx, 0, 0, 0);
@@ -702,7 +703,6 @@ static uint64_t curl_push_step(void *self, uint64_t now) {
   mlfab_curl_push *p = self;
   mlfab_error error;
   int code = curl_push_send(p, p->worker.http, 0, &error);
-  if (code == MLFAB_ERR_CANCELLED) return now + p->interval_ns;
   pthread_mutex_lock(&p->worker.lock);
   p->taken += !code;
   p->failed += code != 0;
@@ -799,7 +799,11 @@ void mlfab_curl_push_stop(mlfab_curl_push **push_p) {
   mlfab_error error;
   if (!p) return;
   *push_p = NULL;
-  if (!curl_stop(&p->worker)) return; /* the parent's */
+  uint64_t began = curl_now();
+  /* A push under way ends first: the Pushgateway may take a cancelled push behind the last request. */
+  if (!curl_stop(&p->worker, 0)) return; /* the parent's */
+  uint64_t spent = curl_now() - began, least = 1000000;
+  p->timeout_ns = p->timeout_ns > spent + least ? p->timeout_ns - spent : least;
   if (!mlfab__http_open(&http)) {
     int code = curl_push_send(p, http, p->remove, &error);
     if (code && !p->spoken) {

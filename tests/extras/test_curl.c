@@ -47,8 +47,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static double rate_in, rate_out; /* bytes a second */
 static uint64_t since_ns;
 static enum { TRUE_NUMBERS, DEAD, GARBAGE, ENDLESS, NO_DEVICE, TO_FILE } exporter;
-static char pushed_head[8192], pushed[65536]; /* what the Pushgateway got last */
-static int pushes, deletes, refuses;
+static char pushed_head[8192], pushed[65536];           /* what the Pushgateway got last */
+static int pushes, deletes, refuses, arriving, slow_ms; /* slow_ms: before it takes a PUT */
 
 static int put(int fd, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static int put(int fd, const char *format, ...) {
@@ -135,6 +135,11 @@ static void serve_metrics(int fd) {
 static void serve_push(int fd, const char *head, const char *begun, size_t have) {
   const char *length = header(head, "\nContent-Length: ");
   size_t bytes = length ? (size_t)atoi(length) : 0;
+  pthread_mutex_lock(&lock);
+  arriving++;
+  int ms = strncmp(head, "PUT", 3) ? 0 : slow_ms;
+  pthread_mutex_unlock(&lock);
+  sleep_ms(ms);
   pthread_mutex_lock(&lock);
   snprintf(pushed_head, sizeof pushed_head, "%s", head);
   if (!strncmp(head, "PUT", 3)) {
@@ -865,6 +870,26 @@ TEST(test_push) {
   assert_int_equal(said("takes metrics again"), 1);
   assert_int_equal(deletes, 1);
   assert_int_equal(strncmp(pushed_head, "DELETE /gate/metrics/job/mlfab/fabric/", 38), 0);
+  assert_int_equal(mlfab_close(&ctx), 0);
+}
+
+/* A push is under way when the node stops. A Pushgateway that takes it late must not take it behind the last request. */
+TEST(test_push_under_way) {
+  mlfab_env env;
+  mlfab_curl_push *p = NULL;
+  mlfab_curl_push_options o = push_options();
+  mlfab *ctx = fabric(&env);
+  pushes = deletes = refuses = arriving = 0;
+  slow_ms = 300;
+  o.remove = 1;
+  assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
+  for (int i = 0; i < 2000 && count_of(&arriving) < 1; i++) sleep_ms(5);
+  mlfab_curl_push_stop(&p);
+  sleep_ms(600);
+  assert_int_equal(count_of(&deletes), 1);
+  assert_int_equal(count_of(&pushes), 1);
+  assert_int_equal(strncmp(pushed_head, "DELETE ", 7), 0);
+  slow_ms = 0;
   assert_int_equal(mlfab_close(&ctx), 0);
 }
 
