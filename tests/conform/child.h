@@ -22,6 +22,7 @@
 #ifdef __linux__
 #include <sys/syscall.h>
 #endif
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -72,17 +73,38 @@ static inline long thread_number(void) {
 #endif
 }
 
-/* A port of the loopback that nobody has. */
-static inline uint32_t free_port(void) {
-  struct sockaddr_in at = {.sin_family = AF_INET};
-  socklen_t bytes = sizeof at;
+/* Makes a port of the loopback this process's, with its children. Returns 0 if it is another's. An abstract socket with
+ * its number claims it, as in tests/process/process.py; it stays open until all of them have ended. */
+static inline int claim_port(uint32_t port) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+  struct sockaddr_un name = {.sun_family = AF_UNIX};
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  assert_true(fd >= 0);
-  assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&at, sizeof at), 0);
-  assert_int_equal(getsockname(fd, (struct sockaddr *)(void *)&at, &bytes), 0);
+  int claim = socket(AF_UNIX, SOCK_STREAM, 0), fd = socket(AF_INET, SOCK_STREAM, 0);
+  assert_true(claim >= 0 && fd >= 0);
+  int length =
+      snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "mlfab-port-%u", (unsigned)port);
+  socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+#ifdef __linux__
+  int claimed = !bind(claim, (const struct sockaddr *)(const void *)&name, bytes);
+#else
+  int claimed = bytes > 0;
+#endif
+  claimed = claimed && !bind(fd, (const struct sockaddr *)(const void *)&at, sizeof at);
   close(fd);
-  return ntohs(at.sin_port);
+  if (!claimed) close(claim);
+  return claimed;
+}
+
+/* A port of the loopback that nobody has, below those that the system gives out: no other socket takes it meanwhile. */
+static inline uint32_t free_port(void) {
+  static uint32_t next;
+  uint32_t tries = 0;
+  if (!next) next = (uint32_t)getpid() * 7919u;
+  do {
+    assert_true(tries++ < 1000); /* a machine without loopback */
+    next += 127;
+  } while (!claim_port(12000 + next % 20000));
+  return 12000 + next % 20000;
 }
 
 #endif

@@ -6,27 +6,17 @@
  * each result is compared with a loop over the ranks; in addition, random floats, whose results only have
  * to be equal in all bits on all ranks. Over TCP, UNIX sockets and shared memory every rank is a process of
  * its own; in the simulator ranks are contexts of one thread, whose blocking calls are nested. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "child.h"
 
 #include "mlfab_sim.h"
 #include "mlfab_transport.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
 
-#include <arpa/inet.h>
 #include <math.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -512,18 +502,6 @@ static void run_processes(const setting *t) {
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     close(pipes[r][0]);
   }
-}
-
-static uint32_t free_port(void) {
-  struct sockaddr_in at = {.sin_family = AF_INET};
-  socklen_t bytes = sizeof at;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  assert_true(fd >= 0);
-  assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&at, sizeof at), 0);
-  assert_int_equal(getsockname(fd, (struct sockaddr *)(void *)&at, &bytes), 0);
-  close(fd);
-  return ntohs(at.sin_port);
 }
 
 static uint64_t calls(double n) { return 1 + (uint64_t)(n * scale); }

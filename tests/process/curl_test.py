@@ -13,7 +13,7 @@ import time
 import urllib.request
 
 import network_test
-from process import (BUILD, Skip, clean_environment, expect, finish, main, run, shared_memory_names, start,
+from process import (BUILD, Skip, clean_environment, expect, finish, free_port, main, run, shared_memory_names, start,
                      wait_until)
 
 WATCH = os.path.join(BUILD, "tests", "extras", "curl_watch")
@@ -27,12 +27,6 @@ def needed(*programs):
     for program in programs:
         if not shutil.which(program):
             raise Skip("%s is not installed" % program)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def get(url):

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from process import BUILD, Result, Skip, clean_environment, expect, finish, is_alive, main, run, start, wait_until
+from process import BUILD, Result, Skip, clean_environment, expect, finish, free_port, is_alive, main, run, start, wait_until
 
 SCRIPTS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "examples", "launchers"))
 TRAINER = os.path.join(BUILD, "examples", "01_push_pull")
@@ -36,12 +36,6 @@ def sums(result, workers, times=1):
     expect(result.code == 0, "it ends well", result)
     expect(result.out.count("pulled %d and %g, expected" % (total, total / 2)) == workers * times,
            "%d workers pull the sum of all" % workers, result)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def key_file():

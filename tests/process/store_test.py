@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 
-from process import BUILD, RUN, SCALE, Skip, clean_environment, expect, finish, main, start, wait_until
+from process import BUILD, RUN, SCALE, Skip, clean_environment, expect, finish, free_port, main, start, wait_until
 from store_s3 import S3
 
 os.environ["no_proxy"] = "localhost,127.0.0.1"
@@ -33,12 +33,6 @@ MODULES = ["/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/share/ngi
 def needed():
     if not os.path.exists(TRAINER):
         raise Skip("libcurl4-openssl-dev or libssl-dev is not installed")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def certificates(folder):

@@ -8,16 +8,10 @@ import statistics
 import threading
 import time
 
-from process import clean_environment, expect, finish, helper, main, start
+from process import clean_environment, expect, finish, free_port, helper, main, start
 
 KEY = "0123456789abcdef" * 4
 SECONDS, BYTES, A_SECOND, ROUNDS = 1.5, 4 << 20, 1000, 2
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def traffic(port, role, rank=0):
