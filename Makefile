@@ -20,16 +20,11 @@ VERSION := $(shell sed -n 's/^.define MLFAB_VERSION "\(.*\)"/\1/p' mlfab.h)
 MAJOR   := $(firstword $(subst ., ,$(VERSION)))
 
 # ---- optional programs and libraries of this machine, and the packages that have them
-
 FOUND := $(shell sh tests/found.sh '$(CC)' '$(CXX)' '$(or $(NVCC),nvcc)')
 found  = $(filter $(1),$(FOUND))
 MPIS  := $(patsubst mpi:%,%,$(filter mpi:%,$(FOUND)))
 CBLAS := $(patsubst cblas:%,%,$(filter cblas:%,$(FOUND)))
-PACKAGE_cmocka := libcmocka-dev
-PACKAGE_tls    := libssl-dev
-PACKAGE_curl   := libcurl4-openssl-dev
-PACKAGE_cblas  := libopenblas-dev
-PACKAGE_nvcc   := nvcc
+PACKAGES := cmocka=libcmocka-dev tls=libssl-dev curl=libcurl4-openssl-dev cblas=libopenblas-dev nvcc=nvcc
 
 package     = $(if $(2),$(shell pkg-config --$(1) $(2)))
 TLS_LIBS   := $(call package,libs,$(if $(call found,tls),libssl libcrypto))
@@ -39,7 +34,6 @@ EXTRA_FLAGS := $(call package,cflags,$(if $(call found,tls),libssl libcrypto) $(
 CBLAS_FLAGS := $(call package,cflags,$(CBLAS))
 
 # ---- compiling: one rule
-
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wundef -Wvla -Wstrict-prototypes \
             -Wmissing-prototypes -Wcast-align -Wdouble-promotion $(if $(WERROR),-Werror)
 QUIET     = $(if $(V),,@echo '  CC $@';)
@@ -63,7 +57,6 @@ $(BUILD)/%.a:
 	@$(AR) rcs $@ $(filter %.o,$^)
 
 # ---- the library, tools, examples
-
 OBJECTS    := $(BUILD)/mlfab.o $(BUILD)/mlfab_sim.o
 PARTS      := $(patsubst %.c,$(BUILD)/%.o,$(wildcard core/*/*.c transports/*.c))
 LIBPARTS   := $(BUILD)/libparts.a
@@ -74,24 +67,16 @@ EXAMPLES   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 EXTRAS     := $(patsubst %,$(BUILD)/libmlfab_%.a,$(call found,tls) $(call found,curl) $(if $(TLS_LIBS),$(if $(CURL_LIBS),store)))
 
 .DEFAULT_GOAL := all
-.DELETE_ON_ERROR:
-.SUFFIXES:
-.SECONDARY:
+.DELETE_ON_ERROR .SECONDARY .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
 
 #@ Build
-##: the libraries, the tools and the examples, in build/, and what OpenSSL and libcurl allow of the extras
-all: libraries tools examples extras
-##: build/libmlfab.a and build/libmlfab.so
-libraries: $(BUILD)/libmlfab.a $(SHARED)
-##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and build/libmlfab.so
-tools: $(TOOLS) $(SHARED)
-##: the programs of examples/, in build/examples/
-examples: $(EXAMPLES)
-##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
-extras: $(EXTRAS)
-##: writes mlfab.c from core/ and transports/
-amalgamate:
+all: libraries tools examples extras ##: the libraries, the tools and the examples, in build/, and what OpenSSL and libcurl allow of the extras
+libraries: $(BUILD)/libmlfab.a $(SHARED) ##: build/libmlfab.a and build/libmlfab.so
+tools: $(TOOLS) $(SHARED) ##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and build/libmlfab.so
+examples: $(EXAMPLES) ##: the programs of examples/, in build/examples/
+extras: $(EXTRAS) ##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
+amalgamate: ##: writes mlfab.c from core/ and transports/
 	$(PYTHON) amalgamate.py
 
 $(BUILD)/mlfab_sim.c: amalgamate.py $(wildcard core/base/*.[ch]) transports/sim.c
@@ -116,7 +101,6 @@ $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote s
 $(BUILD)/mlfab-plan: $(BUILD)/tools/replicate.o $(LIBPARTS)
 $(filter-out %-plan,$(TOOLS)): $(LIBRARY)
 $(TOOLS): $(BUILD)/%: $(BUILD)/tools/%.o
-	@$(LINK) -o $@ $^ $(LIBS)
 
 # mnist multiplies its matrices by cblas if it is found. A cblas that is installed later builds it again.
 $(BUILD)/examples/mnist: LIBS += $(CBLAS_LIBS)
@@ -125,21 +109,16 @@ $(BUILD)/examples/mnist.o: $(BUILD)/mnist.flags
 $(BUILD)/mnist.flags: always
 	@mkdir -p $(@D)
 	@echo '$(CBLAS_FLAGS) $(CBLAS_LIBS)' | cmp -s - $@ || echo '$(CBLAS_FLAGS) $(CBLAS_LIBS)' >$@
-$(EXAMPLES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
-	@$(LINK) -o $@ $^ $(LIBS)
 
 #@ The main job
-##: trains a real network with 4 workers and a server, over TCP and shared memory; kills a server that has a replica
-demo:
+demo: ##: trains a real network with 4 workers and a server, over TCP and shared memory; kills a server that has a replica
 	@echo 'make demo: builds the library and its tools (about 50 s on two cores), then trains for about 30 s.'
 	+@$(SUBMAKE) $(BUILD)/mlfab-run $(BUILD)/examples/mnist $(BUILD)/examples/12_server_dies
 	$(PYTHON) tools/demo.py
 	@echo; echo "A server with a replica is killed (examples/12_server_dies.c):"
-	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server $(BUILD)/examples/12_server_dies \
-	  $(BUILD)/examples/12_server_dies
+	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server $(BUILD)/examples/12_server_dies $(BUILD)/examples/12_server_dies
 
 # ---- tests: one program a file, in a table
-
 # $(call programs,sources,archives and objects,libraries,words of found.sh that it needs,C or CXX)
 define programs
 $(patsubst %.c,$(BUILD)/%,$(1)): $(BUILD)/%: $(BUILD)/%.o $(2)
@@ -163,7 +142,7 @@ BLAS_PARTS := $(addprefix $(BUILD)/cblas/core/,kernels/kernels.o kernels/kernels
 $(call table,$(INTERNAL),         $(LIBPARTS),                           -lcmocka,                  cmocka)
 $(call table,$(PUBLIC),           $(LIBRARY),                            -lcmocka,                  cmocka)
 $(call table,$(FUZZERS),          $(LIBPARTS))
-$(call table,$(HELPERS),          $(LIBRARY))
+$(call table,$(HELPERS) $(wildcard examples/*.c), $(LIBRARY))
 $(call table,$(TLS),              $(BUILD)/libmlfab_tls.a $(LIBRARY),    -lcmocka $(TLS_LIBS),      cmocka tls)
 $(call table,$(CURL),             $(BUILD)/libmlfab_curl.a $(LIBRARY),   -lcmocka $(CURL_LIBS),     cmocka curl)
 $(call table,$(STORE),            $(BUILD)/libmlfab_store.a $(LIBRARY),  -lcmocka $(CURL_LIBS) $(TLS_LIBS), cmocka tls curl)
@@ -183,26 +162,23 @@ CHECK_TESTS := $(patsubst %.c,%,$(BLAS)) tests/gpu/gpu_attach $(if $(SAN),,tests
 lacks    = $(firstword $(filter-out $(FOUND),$(NEEDS_$(1))))
 runnable = $(foreach test,$(1),$(if $(call lacks,$(test)),,$(test)))
 built    = $(addprefix $(BUILD)/,$(call runnable,$(1)))
-tests    = $(foreach test,$(1),$(if $(call lacks,$(test)),'$(test)=echo $(PACKAGE_$(call lacks,$(test))) is not installed; exit 77',$(BUILD)/$(test)))
+tests    = $(foreach test,$(1),$(if $(call lacks,$(test)),'$(test)=echo $(patsubst $(call lacks,$(test))=%,%,$(filter $(call lacks,$(test))=%,$(PACKAGES))) is not installed; exit 77',$(BUILD)/$(test)))
 SUPPORT  = $(call built,$(patsubst %.c,%,$(HELPERS) $(filter-out tests/extras/test_%,$(TLS) $(CURL) $(STORE))))
 
 SUBMAKE   = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(NPROC))
 # Most tests wait more than they compute: at least four run at a time.
 RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py --jobs $(shell expr $(NPROC) \* 2 \| 4)
-# Each variant has seeds of its own (tests/sim/seeds.h): plain runs begin with 1.
-PLAYED_SEEDS := MLFAB_SEED_FIRST=2000001
-ASAN_SEEDS   := MLFAB_SEED_FIRST=3000001
-TSAN_SEEDS   := MLFAB_SEED_FIRST=4000001
-SOAK_SEEDS   := MLFAB_SEED_FIRST=10000001
+# Each variant has seeds of its own (tests/sim/seeds.h): plain runs begin with 1. $(call seeds,2): from the second million.
+seeds     = MLFAB_SEED_FIRST=$(1)000001
 # Servers whose models are on devices that are played.
 ON_DEVICE := tests/unit/test_model $(addprefix tests/sim/test_,consistency growth succession schedule servers failover)
 
 #@ Tests
+AFTER_DEPS := $(filter deps deps-check,$(MAKECMDGOALS))
 # make looks for installed packages when it starts, so the tests run in a make that starts after deps.
-##: builds and runs the tests of all that a user depends on (5 minutes); T=worker: those with "worker" in their name
-test: $(filter deps deps-check,$(MAKECMDGOALS))
+test: $(AFTER_DEPS) ##: builds and runs the tests of all that a user depends on (5 minutes); T=worker: those with "worker" in their name
 	@command -v $(PYTHON) >/dev/null || { echo 'make test: $(PYTHON) was not found; the tests are run by tests/run.py' >&2; exit 1; }
-	$(if $(T),$(if $(strip $(SOME) $(SOME_SCRIPTS)),,$(error no test has "$(T)" in its name: they are tests/*/test_*.c and tests/*/*_test.py)))
+	$(if $(T),$(if $(strip $(SOME) $(SOME_SCRIPTS)),,@$(PYTHON) tests/run.py --unknown '$(T)' $(MAIN_TESTS) $(CHECK_TESTS) $(SCRIPTS)))
 	+@$(SUBMAKE) $(if $(T),run-some,test-built)
 	$(if $(T),,+@$(SUBMAKE) run-tests)
 
@@ -211,16 +187,16 @@ run-tests:
 	@$(RUN_TESTS) --lane test $(SCRIPTS) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' 'symbols=tests/dropin/symbols.sh $(OBJECTS) $(SHARED)' \
 	  'dropin=tests/dropin/dropin.sh quick' $(call tests,$(MAIN_TESTS)) \
-	  $(foreach test,$(call runnable,$(ON_DEVICE)),'$(test) on devices=MLFAB_PLAYED=1 MLFAB_SCALE=0.2 $(PLAYED_SEEDS) $(BUILD)/$(test)')
+	  $(foreach test,$(call runnable,$(ON_DEVICE)),'$(test) on devices=MLFAB_PLAYED=1 MLFAB_SCALE=0.2 $(call seeds,2) $(BUILD)/$(test)')
 
-# Programs and scripts with a word in their name.
-SOME         = $(foreach test,$(MAIN_TESTS) $(CHECK_TESTS),$(if $(findstring $(T),$(notdir $(test))),$(test)))
-SOME_SCRIPTS = $(foreach test,$(SCRIPTS),$(if $(findstring $(T),$(notdir $(test))),$(test)))
+# Programs and scripts with a word in their name; a word with a / is part of a path.
+named        = $(foreach test,$(1),$(if $(findstring $(T),$(if $(findstring /,$(T)),$(test),$(notdir $(test))).c),$(test)))
+SOME         = $(call named,$(MAIN_TESTS) $(CHECK_TESTS))
+SOME_SCRIPTS = $(call named,$(SCRIPTS))
 run-some: $(if $(T),$(call built,$(SOME)) $(if $(SOME_SCRIPTS),all $(SUPPORT)))
 	@$(RUN_TESTS) $(SOME_SCRIPTS) $(call tests,$(SOME))
 
-##: guards a landing (12 minutes): sanitizers, planted bugs, drop-in, switches, fuzzers, MPI, launchers, format, tidy
-check: $(filter deps deps-check test,$(MAKECMDGOALS))
+check: $(AFTER_DEPS) $(filter test,$(MAKECMDGOALS)) ##: guards a landing (12 minutes): sanitizers, planted bugs, drop-in, switches, fuzzers, MPI, launchers, format, tidy
 	+@$(SUBMAKE) check-built
 	+@$(SUBMAKE) run-check
 
@@ -235,8 +211,8 @@ sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addp
 
 HAND_WRITTEN = $(OWN_HEADERS) $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
-in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) MLFAB_SCALE=0.1 $(BUILD)/asan/$(test)')
-in_tsan = '$(BUILD)/tsan/$(1) $(lastword $(subst =, ,$(2)))@900=$(TSAN_SEEDS) MLFAB_SCALE=0.05 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
+in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(call seeds,3) MLFAB_SCALE=0.1 $(BUILD)/asan/$(test)')
+in_tsan = '$(BUILD)/tsan/$(1) $(lastword $(subst =, ,$(2)))@900=$(call seeds,4) MLFAB_SCALE=0.05 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
 run-check:
 	@$(RUN_TESTS) --lane check \
 	  'planted bugs@900=$(PYTHON) tests/mutate.py planted --sample 8' 'tidy@900=tests/tidy.sh sample' \
@@ -249,38 +225,32 @@ run-check:
 	  $(foreach only,$(if $(call found,cmocka),tcp shm),$(call in_tsan,tests/conform/test_conform,CONFORM_ONLY=$(only))) \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh $(PYTHON) tests/process/$(script)_test.py'))
 
-##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
 soak: export MLFAB_SCALE := $(or $(MLFAB_SCALE),100)
-soak:
+soak: ##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
 	+@$(SUBMAKE) test-built $(if $(filter 100,$(MLFAB_SCALE)),$(BUILD)/paper)
 	@$(RUN_TESTS) --lane soak $(SCRIPTS) \
-	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c))),'$(test)@36000=$(SOAK_SEEDS) $(BUILD)/$(test)') \
+	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c))),'$(test)@36000=$(call seeds,10) $(BUILD)/$(test)') \
 	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@36000=$(PYTHON) tests/mutate.py planted' 'tidy@3600=tests/tidy.sh' 'switches@900=tests/dropin/switches.sh' \
 	    'paper@3600=$(PYTHON) tests/paper/compare.py $(BUILD)/paper docs/paper.md' 'text@3600=$(PYTHON) tests/process/sizes_test.py text' \
 	    "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py random --goal 0.8")
 
-##: whole clusters in one process, from seeds (MLFAB_SCALE=1: a hundredth; 100: all of them)
-sim: $(call built,$(patsubst %.c,%,$(wildcard tests/sim/*.c)))
+sim: $(call built,$(patsubst %.c,%,$(wildcard tests/sim/*.c))) ##: whole clusters in one process, from seeds (MLFAB_SCALE=1: a hundredth; 100: all of them)
 	@$(RUN_TESTS) --timeout 36000 $^
-##: copies the generated files and their headers into an empty folder, and builds and runs a trainer there in many ways
-dropin: all
-	@$(RUN_TESTS) 'dropin@900=tests/dropin/dropin.sh'
-##: compiles without each group that can be left out, and the profiles, and runs the smallest
-switches: all
-	@$(RUN_TESTS) 'switches@600=tests/dropin/switches.sh'
+dropin: ##: copies the generated files and their headers into an empty folder, and builds and runs a trainer there in many ways
+switches: ##: compiles without each group that can be left out, and the profiles, and runs the smallest
+dropin switches: all
+	@$(RUN_TESTS) '$@@900=tests/dropin/$@.sh'
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/error.c base/env.c base/rng.c base/random.c checkpoint/record.c \
           kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/kernels_combine_x86.c kernels/packet.c)
-##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
-fuzz:
+fuzz: ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \
 	  LDFLAGS=-fsanitize=fuzzer PARTS='$(FUZZED:%.c=$(BUILD)/libfuzzer/%.o)' $(FUZZERS:%.c=$(BUILD)/libfuzzer/%)
 	@for f in $(FUZZERS:.c=); do mkdir -p $(BUILD)/libfuzzer/$$f.corpus; \
 	  $(BUILD)/libfuzzer/$$f -max_total_time=$${FUZZ_SECONDS:-60} -print_final_stats=1 $(BUILD)/libfuzzer/$$f.corpus || exit 1; done
 
 # ---- variants: MPI, cblas, CUDA
-
 # $(call mpi_rules,name): build/mpi/NAME/, for one MPI library. Three parts ask for MLFAB_WITH_MPI; the rest is linked.
 MPICC    = OMPI_CC='$(CC)' MPICH_CC='$(CC)' mpicc$(if $(filter-out default,$(1)),.$(1))
 MPIFORT  = mpifort$(if $(filter-out default,$(1)),.$(1))
@@ -297,12 +267,8 @@ $(addprefix $(1)/,conform apart held): LIBS += -lcmocka
 $(1)/plain $(1)/linked: $(1)/tests/mpi/plain.o
 $(1)/linked: $(1)/libmlfab_mpi.so
 $(1)/linked: LIBS += -Wl,-rpath,$(abspath $(1))
-# It exports the functions of MPI that it takes, and nothing of mlfab.
-$(1)/libmlfab_mpi.so: $(1)/extras/mlfab_mpi.o $(1)/exports.map
-$(1)/libmlfab_mpi.so: LIBS += -shared -Wl,-soname,libmlfab_mpi.so -Wl,--version-script=$(1)/exports.map
-$(1)/exports.map:
-	@mkdir -p $$(@D)
-	@printf '{ global: MPI_*; local: *; };\n' >$$@
+$(1)/libmlfab_mpi.so: $(1)/extras/mlfab_mpi.o extras/mlfab_mpi.map
+$(1)/libmlfab_mpi.so: LIBS += -shared -Wl,-soname,libmlfab_mpi.so -Wl,--version-script=extras/mlfab_mpi.map
 $(call MPI_BENCHES,$(1)): $(1)/bench-%: $(1)/tests/bench/%.o
 $(filter-out %/plain %/linked,$(call MPI_PROGRAMS,$(1)) $(call MPI_BENCHES,$(1))): $(addprefix $(1)/,core/open/open.o core/open/build_info.o transports/mpi.o) $(LIBPARTS)
 $(call MPI_PROGRAMS,$(1)) $(call MPI_BENCHES,$(1)):
@@ -314,18 +280,17 @@ endef
 $(foreach mpi,$(MPIS),$(eval $(call mpi_rules,$(BUILD)/mpi/$(mpi),$(mpi))))
 
 #@ Variants
-##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
-mpi:
+mpi: ##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
 
-cblas-built: $(if $(CBLAS),$(addprefix $(BUILD)/cblas/,mlfab-run 01_push_pull))
+BLAS_PROGRAMS := $(addprefix $(BUILD)/cblas/,mlfab-run 01_push_pull)
+cblas-built: $(if $(CBLAS),$(BLAS_PROGRAMS))
 $(BUILD)/cblas/%.o: %.c
 	@mkdir -p $(@D)
 	$(QUIET)$(CACHED) $(CC) $(FLAGS) -DMLFAB_WITH_CBLAS=1 $(CBLAS_FLAGS) -c -o $@ $<
 $(BUILD)/tests/cblas/%.o: MORE = $(CBLAS_FLAGS)
 $(BUILD)/cblas/mlfab-run: $(BUILD)/tools/mlfab-run.o
 $(BUILD)/cblas/01_push_pull: $(BUILD)/examples/01_push_pull.o
-$(BUILD)/cblas/mlfab-run $(BUILD)/cblas/01_push_pull: $(BLAS_PARTS) $(LIBPARTS)
-	@$(LINK) -o $@ $(filter %.o,$^) $(LIBPARTS) $(CBLAS_LIBS) $(LIBS)
+$(BLAS_PROGRAMS): $(BLAS_PARTS) $(LIBPARTS)
 
 # CUDA's compiler may be a script in a folder of its own, so it is asked for the toolkit's place. GPU_ARCHS: 80 is an A100,
 # 90 an H100 or H200. PTX of the last one serves later GPUs.
@@ -333,40 +298,34 @@ CUDA        = $(abspath $(shell $(NVCC) -dryrun -x cu -c /dev/null 2>&1 | sed -n
 GPU_ARCHS  ?= 80 90
 GPU_FLAGS   = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -Xcompiler -Wall,-Wextra
-GPU_LINK    = -L$(CUDA)/lib64 -Xlinker -rpath,$(CUDA)/lib64
+GPU_LINK    = -L$(CUDA)/lib64 -Xlinker -rpath,$(CUDA)/lib64 -lcublas $(if $(findstring bench,$@),-Xlinker --wrap=cudaLaunchKernel) $(LIBS)
 GPU_TESTS  := $(addprefix $(BUILD)/tests/gpu/gpu_,kernels bench fabric)
 GPU_BUILT  := $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(GPU_TESTS)
 # Tests without a GPU: devices and a runtime that are played, and the kernels' code on the CPU.
 GPU_PLAYED := tests/gpu/gpu_attach $(patsubst %.c,%,$(wildcard tests/unit/test_device*.c tests/unit/test_resident.c tests/unit/test_gpu_elements.c tests/conform/test_device.c))
 gpu-built: $(if $(NVCC),$(if $(SAN),,$(GPU_BUILT)))
 $(BUILD)/gpu/mlfab_gpu.o: gpu/mlfab_gpu.cu gpu/mlfab_gpu.h mlfab.h mlfab_device.h
-	@mkdir -p $(@D)
-	$(if $(V),,@echo '  NVCC $@';)$(NVCC) $(GPU_FLAGS) -I. -c -o $@ $<
 $(BUILD)/gpu/14_gpu: examples/14_gpu.cu
 $(GPU_TESTS): $(BUILD)/%: %.cu gpu/src/elements.h tests/unit/play.h tests/unit/play_values.h
 $(filter-out %.o,$(GPU_BUILT)): $(BUILD)/gpu/mlfab_gpu.o $(LIBRARY)
+$(GPU_BUILT):
 	@mkdir -p $(@D)
-	$(if $(V),,@echo '  NVCC $@';)$(NVCC) $(GPU_FLAGS) -I. -o $@ $(filter %.cu %.o %.a,$^) $(GPU_LINK) -lcublas \
-	  $(if $(findstring bench,$@),-Xlinker --wrap=cudaLaunchKernel) $(LIBS)
+	$(if $(V),,@echo '  NVCC $@';)$(NVCC) $(GPU_FLAGS) -I. -o $@ $(filter %.cu %.o %.a,$^) $(if $(filter %.o,$@),-c,$(GPU_LINK))
 $(BUILD)/tests/gpu/%.o: MORE = -isystem $(CUDA)/include
 $(BUILD)/tests/gpu/gpu_attach: $(BUILD)/tests/gpu/gpu_attach.o gpu/src/device.cu gpu/mlfab_gpu.h $(LIBRARY)
 	@$(CXX) -std=c++17 -Wall -Wextra $(CFLAGS) $(SAN) -I. -isystem $(CUDA)/include -x c++ -c -o $@.device.o gpu/src/device.cu
 	@$(LINK) -o $@ $(filter %.o,$^) $@.device.o $(LIBRARY) -lcmocka -lstdc++ $(LIBS)
 
-##: builds gpu/, and its tests (nvcc; GPU_ARCHS="80 90")
-gpu:
+gpu: ##: builds gpu/, and its tests (nvcc; GPU_ARCHS="80 90")
 	@[ -n '$(NVCC)' ] || { echo 'make gpu: nvcc was not found; name it: make NVCC=/usr/local/cuda/bin/nvcc gpu' >&2; exit 1; }
 	+@$(SUBMAKE) tools gpu-built $(call built,$(GPU_PLAYED))
-##: tests of gpu/ (those that need a GPU are skipped if there is none)
-gpu-test: gpu
+gpu-test: gpu ##: tests of gpu/ (those that need a GPU are skipped if there is none)
 	@$(RUN_TESTS) $(call tests,$(GPU_PLAYED)) $(BUILD)/tests/gpu/gpu_kernels tests/process/gpu_test.py
-##: speed of the kernels beside a copy and cuBLAS; of pushes and allreduces of 100 MB; needs a GPU
-gpu-bench: gpu
+gpu-bench: gpu ##: speed of the kernels beside a copy and cuBLAS; of pushes and allreduces of 100 MB; needs a GPU
 	$(BUILD)/tests/gpu/gpu_bench
 	$(BUILD)/mlfab-run -n 2 -s 1 $(BUILD)/tests/gpu/gpu_fabric --time 100
 
 # ---- figures
-
 #@ Figures
 # Benchmarks of internals link the parts; ranks of collectives and of partial allreduces are run by scripts.
 PART_BENCHES  := $(addprefix $(BUILD)/bench-,plan filter version tagged kernels small)
@@ -376,19 +335,17 @@ BENCH_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(patsubst $(BUILD)/be
                    tests/bench/collective_% tests/bench/eager_%,$(wildcard tests/bench/*.c)))
 $(BUILD)/tests/bench/%.o: MORE = $(if $(call found,zmq),,-DMLFAB_BENCH_ZMQ=0) $(if $(TLS_LIBS),,-DMLFAB_BENCH_TLS=0) $(CBLAS_FLAGS)
 $(BUILD)/bench: $(BENCH_OBJECTS) $(if $(TLS_LIBS),$(BUILD)/libmlfab_tls.a) $(LIBRARY)
-	@$(LINK) -o $@ $^ $(if $(call found,zmq),-lzmq) $(TLS_LIBS) $(LIBS)
+$(BUILD)/bench: LIBS += $(if $(call found,zmq),-lzmq) $(TLS_LIBS)
 $(BUILD)/bench-kernels: $(if $(CBLAS),$(BLAS_PARTS))
-$(PART_BENCHES): LIBS += $(CBLAS_LIBS)
+$(PART_BENCHES) $(BLAS_PROGRAMS): LIBS += $(CBLAS_LIBS)
 $(PART_BENCHES): $(LIBPARTS)
 $(RANK_BENCHES): $(LIBRARY)
 $(PART_BENCHES) $(RANK_BENCHES): $(BUILD)/bench-%: $(BUILD)/tests/bench/%.o
-	@$(LINK) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIBS)
 $(BUILD)/bench-collective_mpi: tests/bench/collective_mpi.c tests/bench/collective_common.h
 	$(QUIET)OMPI_CC='$(CC)' mpicc -std=c11 $(CFLAGS) -o $@ $< $(LDFLAGS)
 $(BUILD)/bench-collective_gloo: tests/bench/collective_gloo.cc tests/bench/collective_common.h
 	$(QUIET)$(CXX) -Wall -Wextra $(CFLAGS) -o $@ $< $(LDFLAGS) -lgloo -lpthread
-##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo, OpenBLAS and a paper: a table, build/bench.tsv, the goals met
-bench: $(filter deps deps-check,$(MAKECMDGOALS))
+bench: $(AFTER_DEPS) ##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo, OpenBLAS and a paper: a table, build/bench.tsv, the goals met
 	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES) $(RANK_BENCHES) $(PEER_BENCHES) $(foreach mpi,$(filter-out default,$(MPIS)),$(call MPI_BENCHES,$(BUILD)/mpi/$(mpi))) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
 	for program in $(PART_BENCHES); do $$program $(BUILD)/bench.tsv || exit 1; done
@@ -397,89 +354,42 @@ bench: $(filter deps deps-check,$(MAKECMDGOALS))
 
 # The conditions of consistency are not in the public header, so this program links the parts.
 $(BUILD)/paper: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/paper/*.c)) $(LIBPARTS)
-	@$(LINK) -o $@ $^ $(LIBS)
-##: MLfabric's, FluentPS's, TDF's, eagerSGD's and ASAP's evaluation, beside their figures: build/paper.tsv, docs/paper.md
-paper: $(filter deps deps-check,$(MAKECMDGOALS))
+$(TOOLS) $(BLAS_PROGRAMS) $(BUILD)/bench $(PART_BENCHES) $(RANK_BENCHES) $(BUILD)/paper:
+	@$(LINK) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIBS)
+paper: $(AFTER_DEPS) ##: MLfabric's, FluentPS's, TDF's, eagerSGD's and ASAP's evaluation, beside their figures: build/paper.tsv, docs/paper.md
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md
 
 # ---- packages, install
-
 #@ Install and others
 DEPS       := libcmocka-dev libssl-dev libcurl4-openssl-dev pkg-config
 DEPS_CHECK := libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \
               openmpi-bin libmpich-dev mpich gfortran libopenblas-dev openssl nginx libnginx-mod-http-dav-ext prometheus \
               prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev tmux
-##: installs the packages that make test needs (apt, as root)
-deps:
+deps: ##: installs the packages that make test needs (apt, as root)
 	@tests/packages.sh $(DEPS)
-##: installs the packages that make check and make bench need
-deps-check:
+deps-check: ##: installs the packages that make check and make bench need
 	@tests/packages.sh $(DEPS) $(DEPS_CHECK)
 
 INSTALL = install
 LIBDIR ?= $(PREFIX)/lib
-D_LIB   = $(DESTDIR)$(LIBDIR)
-D_INCLUDE = $(DESTDIR)$(PREFIX)/include
-D_BIN   = $(DESTDIR)$(PREFIX)/bin
-D_SHARE = $(DESTDIR)$(PREFIX)/share/mlfab
-D_CMAKE = $(D_LIB)/cmake/mlfab
-D_MAN   = $(DESTDIR)$(PREFIX)/share/man/man1
-D_BASH  = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-COMMANDS = $(notdir $(TOOLS)) mlfab-fetch
 OWN_HEADERS = $(addprefix mlfab,.h _transport.h _partial.h _device.h _node.h _sim.h)
-HEADERS = $(OWN_HEADERS) $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
-SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
-# The packages that an extra needs, for its pkg-config file.
-NEEDS_tls = libssl libcrypto
-NEEDS_curl = libcurl
-NEEDS_store = libcurl libcrypto
-# One for each MPI library, and the first also by its plain name.
-D_MPI   = $(D_LIB)/mlfab
-MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
-##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, man pages, completion, under DESTDIR/PREFIX (/usr/local)
-install: libraries tools extras $(MPI_LIBS)
-	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_SHARE) $(D_LIB)/pkgconfig $(D_CMAKE)
-	$(INSTALL) -m 644 $(HEADERS) $(D_INCLUDE)
-	$(INSTALL) -m 644 $(BUILD)/mlfab_sim.c $(D_SHARE)
-	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(EXTRAS) $(D_LIB)
-	$(INSTALL) -m 755 $(SHARED).$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
-	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
-	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
-	$(foreach mpi,$(MPIS),$(INSTALL) -d $(D_MPI)/$(mpi) && $(INSTALL) -m 755 $(BUILD)/mpi/$(mpi)/libmlfab_mpi.so $(D_MPI)/$(mpi) &&) :
-	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
-	$(INSTALL) -m 755 $(TOOLS) $(D_BIN)
-	$(SUBST) tools/mlfab-fetch > $(D_BIN)/mlfab-fetch && chmod 755 $(D_BIN)/mlfab-fetch
-	$(INSTALL) -d $(D_MAN) $(D_BASH)
-	for tool in $(TOOLS) tools/mlfab-fetch; do $(PYTHON) tools/man.py $$tool $(VERSION) >$(D_MAN)/$$(basename $$tool).1 || exit 1; done
-	$(INSTALL) -m 644 tools/mlfab.bash $(D_BASH)/mlfab-run
-	for tool in $(filter-out mlfab-run,$(COMMANDS)); do ln -sf mlfab-run $(D_BASH)/$$tool; done
-	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
-	$(foreach extra,$(patsubst $(BUILD)/libmlfab_%.a,%,$(EXTRAS)),$(SUBST) -e 's|@EXTRA@|$(extra)|' -e 's|@NEEDS@|$(NEEDS_$(extra))|' \
-	  packaging/extra.pc.in > $(D_LIB)/pkgconfig/mlfab_$(extra).pc &&) :
-	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
-	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
-##: removes what install put there
-uninstall:
-	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(COMMANDS)) \
-	  $(COMMANDS:%=$(D_MAN)/%.1) $(COMMANDS:%=$(D_BASH)/%)
-	rm -rf $(D_CMAKE) $(D_MPI)
-	rm -f $(patsubst $(BUILD)/lib%.a,$(D_LIB)/pkgconfig/%.pc,$(EXTRAS))
-##: removes build/
-clean:
+HEADERS   = $(OWN_HEADERS) $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
+INSTALLER = $(foreach name,BUILD DESTDIR PREFIX LIBDIR VERSION HEADERS TOOLS EXTRAS MPIS INSTALL PYTHON,$(name)='$($(name))') tools/install.sh
+install: libraries tools extras $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so) ##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, man pages, completion, under DESTDIR/PREFIX (/usr/local)
+	@$(INSTALLER) install
+uninstall: ##: removes what install put there
+	@$(INSTALLER) uninstall
+clean: ##: removes build/
 	rm -rf $(BUILD)
 
-# Programs that tests start, or compile with.
-TOLD := gfortran nginx prometheus prometheus-node-exporter prometheus-pushgateway promtool slurmctld torchrun
-##: this list
-help:
-	@awk '/^#@ / { print "\n" substr($$0, 4) } /^##: / { text = substr($$0, 5); next } \
-	  text && /^[a-z-]+:/ { split($$0, part, ":"); printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
+help: ##: this list
+	@awk '/^#@ / { print "\n" substr($$0, 4) } \
+	  /^[a-z-]+:.* ##: / { name = text = $$0; sub(/:.*/, "", name); sub(/.* ##: /, "", text); printf "  make %-11s %s\n", name, text }' Makefile
 	@echo; echo 'Found here (make deps-check installs the others, but for nvcc and torchrun):'
 	@printf '  %-24s %s\n' MPI '$(or $(MPIS),-)' cblas '$(or $(CBLAS),-)' OpenSSL '$(or $(call found,tls),-)' libcurl '$(or $(call found,curl),-)' \
 	  cmocka '$(if $(call found,cmocka),yes,-)' ZeroMQ '$(or $(call found,zmq),-)' Gloo '$(or $(call found,gloo),-)' ccache '$(or $(call found,ccache),-)' \
-	  nvcc '$(or $(NVCC),-)' $(foreach program,$(TOLD),$(program) '$(or $(shell PATH="$$PATH:/usr/sbin:/sbin"; command -v $(program)),-)')
+	  nvcc '$(or $(NVCC),-)' $(foreach program,gfortran nginx $(filter prometheus%,$(DEPS_CHECK)) promtool slurmctld torchrun,$(program) '$(or $(shell PATH="$$PATH:/usr/sbin:/sbin"; command -v $(program)),-)')
 	@[ ! -x $(BUILD)/mlfab-run ] || { echo 'Built:'; echo "  $$($(BUILD)/mlfab-run --version)"; }
 
 .PHONY: always all libraries tools examples extras amalgamate demo test test-built run-tests run-some check check-built sanitized run-check soak sim \

@@ -17,11 +17,14 @@ status.
 --jobs: this many tests at a time, the longest first as far as the last run in this build folder tells. Tests that
 need the machine alone follow one by one.
 
+--unknown WORD: the TESTs are all tests, and none has this word in its name. It says which are the nearest, and fails.
+
 --no-skip-but (or NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
 machine that has everything cannot pass by skipping tests.
 """
 import argparse
 import concurrent.futures
+import difflib
 import json
 import os
 import re
@@ -191,14 +194,30 @@ def keep_times(times, tests):
         pass  # only the order of the next run depends on it
 
 
+def nearest(word, tests):
+    """What to type instead of a word that no test has in its name: tests whose names, and then whose paths, are like it."""
+    def bare(path):
+        return re.sub(r"^test_|_test$", "", os.path.splitext(os.path.basename(path))[0])
+
+    def like(one, other):
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    near = sorted((t for t in tests if like(bare(word), bare(t)) > 0.5), key=lambda t: (like(bare(word), bare(t)), like(word, t)))
+    return "no test has \"%s\" in its name: %s" % (word, "the nearest are " + ", ".join(near[:-4:-1]) if near else
+                                                   "they are tests/*/test_*.c and tests/*/*_test.py")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-skip-but", default=os.environ.get("NO_SKIP_BUT", ""))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--lane", default="")
+    parser.add_argument("--unknown", default="")
     parser.add_argument("tests", nargs="+")
     arguments = parser.parse_args()
+    if arguments.unknown:
+        sys.exit("run.py: " + nearest(arguments.unknown, arguments.tests))
     allowed = re.compile(arguments.no_skip_but, re.I) if arguments.no_skip_but else None
 
     began = time.monotonic()

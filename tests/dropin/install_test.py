@@ -209,6 +209,15 @@ def test_cmake_refuses_another_version():
         expect(result.code != 0 and "99.0" in result.err, "refused, with the version", result)
 
 
+def test_make_names_the_nearest_tests():
+    for word, near in (("conform/test_colective", "tests/conform/test_collective"), ("wrker", "tests/seam/test_worker_"),
+                       ("kil9", "tests/process/kill9_test.py"), ("qqqqqq", "tests/*/test_*.c")):
+        result = run("make", "-C", ROOT, "BUILD=" + BUILD, "test", "T=" + word, timeout=200, env=environment())
+        expect(result.code != 0 and 'no test has "%s" in its name: ' % word in result.err and near in result.err, word, result)
+    text = do("make", "-C", ROOT, "-n", "BUILD=" + BUILD, "test", "T=conform/test_collective").out
+    expect(re.search(r"run.py.* \S+/tests/conform/test_collective$", text, re.M), "a part of a path", text)
+
+
 def test_make_finds_mpi_by_any_name():
     with tempfile.TemporaryDirectory() as folder:
         for path in os.environ["PATH"].split(":"):  # every program but those of MPI
