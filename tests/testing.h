@@ -63,29 +63,16 @@ TESTING_UNUSED static int testing_run(int words, char **word, CMFixtureFunction 
 #define TESTS(begin, end) \
   int main(int argc, char **argv) { return testing_run(argc - 1, argv + 1, begin, end); }
 
-/* The seed that MLFAB_SEED names, which then runs alone; 0: none. */
-TESTING_UNUSED static uint64_t testing_alone(void) {
-  const char *one = getenv("MLFAB_SEED");
-  char *end;
-  if (!one || !*one) return 0;
-  uint64_t seed = strtoull(one, &end, 10);
-  if (*end || seed == 0 || *one < '0' || *one > '9') {
-    fprintf(stderr, "MLFAB_SEED=%s: a number from 1 on is wanted\n", one);
-    exit(2);
-  }
-  return seed;
-}
-
 /* for (SEEDS(seed, usual)): as many seeds, from 1 on, as MLFAB_SCALE makes of `usual`, or over the one of MLFAB_SEED. */
-#define SEEDS(seed, usual)                                           \
-  uint64_t seed = testing_alone() ? testing_alone() : 1,             \
-           last_##seed = testing_alone() ? seed : test_cases(usual); \
-  seed <= last_##seed;                                               \
+#define SEEDS(seed, usual)                                       \
+  uint64_t seed = test_number("MLFAB_SEED", 1),                  \
+           last_##seed = test_seed() ? seed : test_cases(usual); \
+  seed <= last_##seed;                                           \
   seed++
 
 /* Are all tests of the program run, with at least the usual number of seeds? Then rare events must have been seen. */
 TESTING_UNUSED static int testing_whole(void) {
-  return !testing_alone() && !TESTING.some && test_scale() >= 1.0;
+  return !test_seed() && !TESTING.some && test_scale() >= 1.0;
 }
 
 #endif

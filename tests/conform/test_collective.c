@@ -617,8 +617,7 @@ static void test_sim(void **state) {
 }
 
 int main(void) {
-  const char *s = getenv("MLFAB_SEED");
-  if (s) seed = strtoull(s, NULL, 0);
+  seed = test_number("MLFAB_SEED", seed);
   scale = test_scale();
   if (scale > 20) scale = 20;
   const struct CMUnitTest tests[] = {

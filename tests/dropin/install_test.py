@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # lane: check
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
-CMake in its three ways, with which optimization; and which MPI libraries make finds. Everything happens in temporary folders, and nothing needs a
-network."""
+CMake in its three ways, with which optimization; which MPI libraries make finds; and the words and numbers
+that it and the tests refuse. Everything happens in temporary folders, and nothing needs a network."""
 import json
 import os
 import re
@@ -216,6 +216,18 @@ def test_make_names_the_nearest_tests():
         expect(result.code != 0 and 'no test has "%s" in its name: ' % word in result.err and near in result.err, word, result)
     text = do("make", "-C", ROOT, "-n", "BUILD=" + BUILD, "test", "T=conform/test_collective").out
     expect(re.search(r"run.py.* \S+/tests/conform/test_collective$", text, re.M), "a part of a path", text)
+
+
+def test_numbers_that_tests_refuse():
+    """A seed or a scale that is no number ends a test with one sentence."""
+    programs = [BUILD + "/tests/" + name for name in ("seam/test_cache", "sim/test_dag", "unit/test_vote")]
+    if not all(os.path.exists(program) for program in programs):
+        raise Skip("libcmocka-dev is not installed")
+    for program in programs:
+        for name, text, wanted in (("MLFAB_SEED", "7x", "a number from 1 on"), ("MLFAB_SEED", "0", "a number from 1 on"),
+                                   ("MLFAB_SCALE", "-1", "a number above 0")):
+            result = run(program, timeout=200, env=environment(**dict({"MLFAB_SCALE": 0.01}, **{name: text})))
+            expect(result.code == 2 and "%s=%s: %s is wanted\n" % (name, text, wanted) in result.err, program, result)
 
 
 def test_make_finds_mpi_by_any_name():

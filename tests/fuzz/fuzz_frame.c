@@ -10,6 +10,7 @@
  * bare meta of a type. Inputs are copied to memory of exactly their length, so that a sanitizer detects a
  * read beyond them. */
 #include "core/base/rng.h"
+#include "tests/unit/scale.h"
 #include "core/wire/peer_wire.h"
 #include "core/checkpoint/record.h"
 #include "core/wire/kept_wire.h"
@@ -553,10 +554,10 @@ static size_t damage(mlfab__rng *prng, uint8_t *frame, size_t bytes) {
 
 int main(int argc, char **argv) {
   static uint8_t frame[4096];
-  const char *seconds = getenv("MLFAB_FUZZ_SECONDS");
-  uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds != NULL ? 0 : 200000;
+  uint64_t seconds = test_number("MLFAB_FUZZ_SECONDS", 0);
+  uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds ? 0 : 200000;
   uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, done = 0;
-  time_t end = time(NULL) + (seconds != NULL ? (time_t)strtol(seconds, NULL, 10) : 0);
+  time_t end = time(NULL) + (time_t)seconds;
   mlfab__rng prng;
   while (rounds > 0 ? done < rounds : time(NULL) < end) {
     for (int k = 0; k < 1000 && (rounds == 0 || done < rounds); k++, done++) {

@@ -6,6 +6,7 @@
  * MLFAB_FUZZ_SECONDS. */
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
+#include "tests/unit/scale.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -113,10 +114,10 @@ static size_t damage(mlfab__rng *prng, uint8_t *out, size_t bytes) {
 int main(int argc, char **argv) {
   static uint64_t room[ROOM / 8 + 1];
   uint8_t *out = (uint8_t *)room;
-  const char *seconds = getenv("MLFAB_FUZZ_SECONDS");
-  uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds != NULL ? 0 : 200000;
+  uint64_t seconds = test_number("MLFAB_FUZZ_SECONDS", 0);
+  uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds ? 0 : 200000;
   uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, done = 0;
-  time_t end = time(NULL) + (seconds != NULL ? (time_t)strtol(seconds, NULL, 10) : 0);
+  time_t end = time(NULL) + (time_t)seconds;
   while (rounds > 0 ? done < rounds : time(NULL) < end) {
     for (int k = 0; k < 1000 && (rounds == 0 || done < rounds); k++, done++) {
       mlfab__rng prng;

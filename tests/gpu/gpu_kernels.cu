@@ -674,7 +674,6 @@ int main(void) {
                {"order_in_a_stream", order_in_a_stream},
                {"arguments", arguments}};
   const int count = (int)(sizeof cases / sizeof *cases);
-  const char *given = getenv("MLFAB_SEED");
   int devices = 0, failed = 0;
   cudaError_t error = cudaGetDeviceCount(&devices);
   printf("1..%d\n", count);
@@ -684,7 +683,7 @@ int main(void) {
       printf("ok %d - %s # SKIP no GPU: %s\n", i + 1, cases[i].name, why);
     return 0;
   }
-  the_seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+  the_seed = test_number("MLFAB_SEED", (uint64_t)time(NULL));
   printf("# MLFAB_SEED=%llu\n", (unsigned long long)the_seed);
   for (int i = 0; i < count; i++) {
     failures = 0;

@@ -64,9 +64,8 @@ typedef struct fixture {
 static uint64_t first_seed, last_seed;
 
 static void seeds(double n) {
-  const char *one = getenv("MLFAB_SEED");
-  first_seed = one ? strtoull(one, NULL, 10) : 1;
-  last_seed = one ? first_seed : test_cases(n);
+  first_seed = test_number("MLFAB_SEED", 1);
+  last_seed = test_seed() ? first_seed : test_cases(n);
 }
 
 static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }

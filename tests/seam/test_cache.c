@@ -447,8 +447,7 @@ static void run_cached(void) {
 
 static void test_random(void **state) {
   (void)state;
-  const char *first = getenv("MLFAB_SEED");
-  uint64_t from = first ? strtoull(first, NULL, 0) : 1, runs = first ? 1 : test_cases(100);
+  uint64_t from = test_number("MLFAB_SEED", 1), runs = test_seed() ? 1 : test_cases(100);
   for (uint64_t i = 0; i < runs; i++) {
     seed(from + i);
     run_cached();

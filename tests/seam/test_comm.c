@@ -65,10 +65,7 @@ static struct {
   uint8_t lost_type; /* the next frame of this type finds no memory; 0: none */
 } w;
 
-static uint64_t seed_of(uint64_t base) {
-  const char *text = getenv("MLFAB_SEED");
-  return base + (text ? strtoull(text, NULL, 10) : 0);
-}
+static uint64_t seed_of(uint64_t base) { return base + test_seed(); }
 
 /* --- frames --- */
 

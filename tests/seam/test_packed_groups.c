@@ -70,9 +70,8 @@ typedef struct world {
 static uint64_t first_seed, last_seed;
 
 static void seeds(double n) {
-  const char *one = getenv("MLFAB_SEED");
-  first_seed = one ? strtoull(one, NULL, 10) : 1;
-  last_seed = one ? first_seed : test_cases(n);
+  first_seed = test_number("MLFAB_SEED", 1);
+  last_seed = test_seed() ? first_seed : test_cases(n);
 }
 
 static uint64_t draw(world *w, uint64_t n) { return mlfab__rng_below(&w->prng, n); }

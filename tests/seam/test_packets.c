@@ -1103,7 +1103,6 @@ int main(void) {
       cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
       cmocka_unit_test(test_changing),
   };
-  const char *seed = getenv("MLFAB_SEED");
-  base_seed = seed ? strtoull(seed, NULL, 0) : 1;
+  base_seed = test_number("MLFAB_SEED", 1);
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

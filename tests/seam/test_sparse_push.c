@@ -569,8 +569,7 @@ static void one_run(void) {
 
 static void test_random(void **state) {
   (void)state;
-  const char *first = getenv("MLFAB_SEED");
-  uint64_t from = first ? strtoull(first, NULL, 0) : 1, runs = first ? 1 : test_cases(150);
+  uint64_t from = test_number("MLFAB_SEED", 1), runs = test_seed() ? 1 : test_cases(150);
   for (uint64_t i = 0; i < runs; i++) {
     mlfab__rng_seed(&prng, from + i);
     one_run();

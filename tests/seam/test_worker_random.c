@@ -87,9 +87,7 @@ static uint8_t next_type(uint32_t who) { return talk_peer_of(&t, who)->first->he
 
 /* The seeds of a test. */
 static void run_seeds(double usual, void (*run)(uint64_t seed)) {
-  const char *first = getenv("MLFAB_SEED");
-  uint64_t from = first ? strtoull(first, NULL, 10) : 1;
-  uint64_t to = first ? from + 1 : 1 + test_cases(usual);
+  uint64_t from = test_number("MLFAB_SEED", 1), to = from + (test_seed() ? 1 : test_cases(usual));
   for (uint64_t seed = from; seed < to; seed++) run(seed);
 }
 
@@ -533,7 +531,7 @@ static void play_updates(uint64_t seed) {
 static void test_updates(void **state) {
   (void)state;
   run_seeds(200, play_updates);
-  if (getenv("MLFAB_SEED") || test_scale() < 1) return;
+  if (test_seed() || test_scale() < 1) return;
   /* Every interesting event has occurred, and often. */
   const uint64_t totals[] = {hop_chunks, adopted, rerouted, hops_lost, servers_lost};
   for (uint32_t i = 0; i < MLFAB__COUNT(totals); i++) assert_true(totals[i] > 400);
@@ -751,7 +749,7 @@ static void walk_pulls(uint64_t seed) {
 static void test_pulls(void **state) {
   (void)state;
   run_seeds(60, walk_pulls);
-  if (getenv("MLFAB_SEED") || test_scale() < 1) return;
+  if (test_seed() || test_scale() < 1) return;
   const uint64_t totals[] = {pulls - cancelled, cancelled, done_by_hop, ways_adopted, stale};
   for (uint32_t i = 0; i < MLFAB__COUNT(totals); i++) assert_true(totals[i] > 80);
 }

@@ -6,7 +6,6 @@
 #ifndef SEEDS_H
 #define SEEDS_H
 
-#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +15,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "../unit/scale.h"
+
 /* The seed that runs, or the one that has failed; 0: none. */
 static struct {
   uint64_t seed;
@@ -24,24 +25,10 @@ static struct {
   char about[160];
 } seeds_now;
 
-/* The number in this variable of the environment. Ends the program if it is no number from 1 on. */
-static inline uint64_t seeds_number(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  if (!text || !*text) return otherwise;
-  char *end;
-  errno = 0;
-  unsigned long long n = strtoull(text, &end, 10);
-  if (errno || *end || n < 1 || n > INT64_MAX || text[0] < '0' || text[0] > '9') {
-    fprintf(stderr, "%s=%s: a number from 1 on is wanted\n", name, text);
-    exit(2);
-  }
-  return n;
-}
-
-static inline uint64_t seeds_first(void) { return seeds_number("MLFAB_SEED_FIRST", 1); }
+static inline uint64_t seeds_first(void) { return test_number("MLFAB_SEED_FIRST", 1); }
 
 /* Does one seed run alone? Then the test tells what happens. */
-static inline int seeds_alone(void) { return seeds_number("MLFAB_SEED", 0) != 0; }
+static inline int seeds_alone(void) { return test_seed() != 0; }
 
 /* Does the seed that ran have to run again, with the same trace? It tells nothing then. */
 static inline int seeds_again(void) {
@@ -85,7 +72,7 @@ static inline void seeds_one(uint64_t seed, int again, void (*one)(uint64_t seed
 
 static inline void seeds_run_of(const char *file, const char *name, uint64_t count,
                                 void (*one)(uint64_t seed)) {
-  uint64_t alone = seeds_number("MLFAB_SEED", 0), first = seeds_number("MLFAB_SEED_FIRST", 0), seed;
+  uint64_t alone = test_seed(), first = test_number("MLFAB_SEED_FIRST", 0), seed;
   static int begun;
   if (!begun++) (void)atexit(seeds_tell);
   seeds_tell();

@@ -998,7 +998,7 @@ static uint64_t run_faulty(uint64_t seed) {
 
 static void test_faulty_links(void **state) {
   (void)state;
-  if (getenv("MLFAB_SEED") || !WITH_MODEL) skip();
+  if (test_seed() || !WITH_MODEL) skip();
   for (uint64_t seed = seeds_first(), end = seed + test_cases_from(3, 30); seed < end; seed++) {
     uint64_t hash = run_faulty(seed);
     if (seed % 10 == 1 && run_faulty(seed) != hash)

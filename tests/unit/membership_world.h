@@ -563,9 +563,6 @@ static void close_world(void) {
 }
 
 static uint64_t rounds(uint64_t n) { return test_cases_from(10, (double)n); }
-static uint64_t first_seed(void) {
-  const char *text = getenv("MLFAB_SEED");
-  return text ? strtoull(text, NULL, 10) : 1;
-}
+static uint64_t first_seed(void) { return test_number("MLFAB_SEED", 1); }
 
 #endif

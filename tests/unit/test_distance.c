@@ -276,8 +276,7 @@ static int say_seed(void **state) {
 }
 
 static void test_distance(void **state) {
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t first = one ? strtoull(one, NULL, 10) : 1, n = one ? 1 : test_cases(1000);
+  uint64_t one = test_seed(), first = one ? one : 1, n = one ? 1 : test_cases(1000);
   (void)state;
   for (uint64_t seed = first; seed < first + n; seed++) play(seed);
   p.seed = 0;

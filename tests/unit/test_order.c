@@ -389,9 +389,9 @@ static void compare_batch(uint64_t seed, uint32_t most) {
 }
 
 TEST(test_same_plans) {
-  if (testing_alone()) {
-    compare_batch(testing_alone(), BATCH_GROUPED);
-    compare_batch(testing_alone(), 20);
+  if (test_seed()) {
+    compare_batch(test_seed(), BATCH_GROUPED);
+    compare_batch(test_seed(), 20);
     return;
   }
   /* Mostly small ones, some larger. */

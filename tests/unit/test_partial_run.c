@@ -53,10 +53,7 @@ typedef struct world {
 
 #include "members.h"
 
-static uint64_t seed_of(uint64_t base) {
-  const char *text = getenv("MLFAB_SEED");
-  return base + (text ? strtoull(text, NULL, 10) : 0);
-}
+static uint64_t seed_of(uint64_t base) { return base + test_seed(); }
 
 static int scaled(int usual, int most) {
   uint64_t n = test_cases(usual);

@@ -35,11 +35,6 @@ struct member {
   bool mourned; /* the others no longer wait for the dead */
 };
 
-static uint64_t setting(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  return text != NULL ? strtoull(text, NULL, 10) : otherwise;
-}
-
 /* For the children, in which a failed assertion would not be reported. */
 #define CHECK(what)                                                                          \
   do {                                                                                       \
@@ -357,7 +352,7 @@ static void random_calls(struct member *m, uint64_t seed) {
 }
 
 TEST(test_random) {
-  uint64_t from = setting("MLFAB_SEED", 1), runs = testing_alone() ? 1 : test_cases(20);
+  uint64_t from = test_number("MLFAB_SEED", 1), runs = test_seed() ? 1 : test_cases(20);
   for (uint64_t seed = from; seed < from + runs; seed++)
     team(1 + (uint32_t)(seed % MEMBERS), seed, random_calls, 0);
 }

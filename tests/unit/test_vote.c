@@ -278,8 +278,8 @@ static int say_seed(void **state) {
 TEST_WITH(test_votes, NULL, say_seed) {
   uint64_t seeds = test_cases(400), well = 0;
   uint32_t promotions = 0, decisions = 0;
-  if (testing_alone()) {
-    run(testing_alone(), 1, &promotions, &decisions);
+  if (test_seed()) {
+    run(test_seed(), 1, &promotions, &decisions);
     return;
   }
   for (uint64_t seed = 1; seed <= seeds; seed++) {
