@@ -6,6 +6,7 @@
  * model. */
 #include "child.h"
 #include "../../mlfab_transport.h"
+#include "../unit/scale.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -144,7 +145,7 @@ static void scribbler(const char *address, int32_t rank, pid_t server) {
   fill(u, 1);
   scribbles = rank == 1;
   if (rank == 1) CHECK(pthread_create(&thread, NULL, scribble, u) == 0);
-  for (int round = 0; round < 20; round++) {
+  for (uint64_t round = 0; round < test_cases_from(5, 20); round++) {
     int code = mlfab_push(fabric, &update, 1, NULL, NULL);
     CHECK(code == 0 || (rank == 1 && code == MLFAB_ERR_NOT_FINITE));
     CHECK(mlfab_pull(fabric, &weights, 1, NULL, NULL) == 0);
@@ -168,10 +169,11 @@ static void collects(const char *address, int32_t rank, pid_t server) {
   (void)server;
   mlfab *fabric = fabric_open(address, MLFAB_ROLE_WORKER, rank, WORKERS);
   float *w, *u = model_start(fabric, &w);
-  for (int round = 0; round < 20; round++) {
+  for (uint64_t round = 0; round < test_cases_from(5, 20); round++) {
     mlfab_vec halves[2] = {{u, COUNT / 2}, {u + COUNT / 2, COUNT / 2}};
     mlfab_request requests[2];
-    for (uint32_t i = 0; i < COUNT; i++) u[i] = (float)(i % 1000 + (uint32_t)(rank + round));
+    for (uint32_t i = 0; i < COUNT; i++)
+      u[i] = (float)(i % 1000 + (uint32_t)rank + (uint32_t)round);
     for (int k = 0; k < 2; k++)
       CHECK(mlfab_allreduce_start(fabric, &halves[k], 1, MLFAB_F32, NULL, &requests[k]) == 0);
     for (int k = 0; k < 2; k++) CHECK(mlfab_wait(fabric, requests[k], 0, NULL) == 0);
