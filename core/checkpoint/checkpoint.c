@@ -138,8 +138,7 @@ static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
 
 static void checkpoint_gone(void *self, mlfab__at at, int left) {
   mlfab__checkpoint *c = self;
-  (void)left;
-  if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer);
+  if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer, left);
 }
 
 static int checkpoint_wants(void *self, mlfab__at at, const char *why) {

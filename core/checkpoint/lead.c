@@ -79,10 +79,11 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
-/* Ends the attempt: tells the asker, the log and the events. */
+/* Ends the attempt: tells the asker, the log and the events. CLOSED: the run ends, and nobody needs to know. */
 static void lead_tell(mlfab__lead *lead) {
   const mlfab__checkpoint_done *done = &lead->done;
   char text[MLFAB__TEXT_MAX + 64];
+  if (done->code == MLFAB_ERR_CLOSED) return;
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
@@ -205,16 +206,12 @@ static void lead_wait_or_serve(mlfab__lead *lead, uint32_t worker, const mlfab__
 MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__checkpoint_ask ask;
-  mlfab__checkpoint_done done;
   mlfab__lead_seat *seat = &lead->seats[worker];
   if (mlfab__port_refuse(
           &lead->down, worker, frame,
           mlfab__decode_checkpoint_ask(frame->meta, frame->meta_bytes, &ask) || ask.ask == 0))
     return;
-  memset(&done, 0, sizeof done);
-  done.ask = ask.ask;
-  done.rank = MLFAB_NO_RANK;
-  done.servers = lead->servers;
+  mlfab__checkpoint_done done = {.ask = ask.ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
   if (ask.ask <= seat->ask) { /* a link has lost the answer */
     done.code = seat->code;
     done.number = seat->number;
@@ -292,12 +289,13 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
   if (mlfab__lead_wants(lead, server)) lead_order(lead, server);
 }
 
-MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left) {
   char text[64];
+  int over = left && lead->asker == MLFAB__NO_NODE;
   lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
-  snprintf(text, sizeof text, "server %u is dead", server);
-  lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  snprintf(text, sizeof text, "server %u %s", server, left ? "has left" : "is dead");
+  lead_fail(lead, over ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
   lead->owes[server] = 0;
 }
 

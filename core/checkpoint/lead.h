@@ -41,7 +41,7 @@
  * manifest is whole, whichever process stops, and whenever. (2) A file of a checkpoint is removed only after a newer
  * manifest of its history is durable; the attempt of a file without a manifest must also be dead. (3) A failed attempt
  * leaves older checkpoints unchanged. (4) Each kind of failure (code) gets one log line per minute, and one more when a
- * checkpoint is whole again. Every attempt has its event and its answer. */
+ * checkpoint is whole again. Every attempt has its event and its answer, except the last of a run that ends well. */
 #ifndef MLFAB__LEAD_H
 #define MLFAB__LEAD_H
 
@@ -137,9 +137,9 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead);
 MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns);
-/* answered: a server's answer. gone: it is dead. up: its link stands. wants: is a link to it needed? */
+/* answered: a server's answer. gone: it is dead, or has left. up: its link stands. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard);
-MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server);
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left);
 MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server);
 MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server);
 /* Notes that a new process has this worker's rank. */

@@ -228,9 +228,8 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
   mlfab__reshard_server_clock *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
-  /* The number of workers may have changed. */
+  /* The number of workers may have changed. The memory is zero behind the words. */
   uint32_t *to = restore->words + clock->clock * restore->nwords;
-  memset(to, 0, restore->nwords * sizeof *to);
   memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
   clock->words = restore->nwords;
   restore->clocks[clock->clock] = *clock;

@@ -128,7 +128,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
-    route->dead = route->greeted = route->vain = 0;
+    route->dead = route->greeted = 0;
     route->heard_ns = node->now_ns;
     route->why[0] = route->died[0] = 0;
   }
@@ -156,7 +156,7 @@ static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation)
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");
-    route->dead = route->greeted = route->vain = 0;
+    route->dead = route->greeted = 0;
   }
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,

@@ -13,7 +13,7 @@ static int server_link_kind(const mlfab_node *node, uint32_t route) {
 
 /* Declares a server dead for one role: the worker role; the scheduler role, which only stops planning for it; or the
  * server role, whose slices cannot go there. */
-static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
+static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, int left) {
   uint32_t server = mlfab__node_server_of(node, index);
   int kind = server_link_kind(node, index);
   mlfab__route *route = &node->routes[index];
@@ -22,7 +22,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   route->dead = 1;
   snprintf(route->died, sizeof route->died, "%.127s", why);
   node->stats.peers_died += kind == MLFAB__LINK_SERVER;
-  mlfab__roles_gone(node, kind, server, 0);
+  mlfab__roles_gone(node, kind, server, left);
   if (kind == MLFAB__LINK_SERVER) {
     snprintf(text, sizeof text, "dead: %s", why);
     mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
@@ -125,7 +125,7 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__route *route = &node->routes[number];
   if (node->copies && !node->copies->greeted(node, index, route, ack)) return;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
-    server_link_dead(node, number, greeting.why);
+    server_link_dead(node, number, greeting.why, 0);
     mlfab__node_doom(node, index);
     return;
   }
@@ -178,14 +178,14 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
-      server_link_dead(node, number, text);
+      server_link_dead(node, number, text, 0);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
       if (bye.code == 0 && (node->links[index].greeted || !node->copies))
-        server_link_dead(node, number, "it has closed");
+        server_link_dead(node, number, "it has closed", 1);
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
       mlfab__node_doom(node, index);
@@ -241,7 +241,7 @@ static void server_link_give_up(mlfab_node *node, uint32_t r) {
     node->copies->why(route, text);
     why = text;
   }
-  server_link_dead(node, r, why);
+  server_link_dead(node, r, why, 0);
 }
 
 /* Calls a server without a link again, and declares it dead after 5 beats (20 if it has a replica), or at once if no
@@ -255,7 +255,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   const mlfab__place *place = mlfab__node_place(node, r);
   if (!votes && place->vacant && r >= 2 * node->config.servers &&
       mlfab__node_server_of(node, r) != node->server_number)
-    server_link_dead(node, r, "no process has its number");
+    server_link_dead(node, r, "no process has its number", 0);
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);

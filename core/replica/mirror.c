@@ -277,7 +277,7 @@ static uint32_t mirror_encode_begins(const mlfab__mirror *mirror, uint8_t *meta)
 }
 
 MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame) {
-  if (!mirror->serves || !mirror->stream) return 0;
+  if (!mirror->stream) return 0;
   mlfab__mirror_frame head = {.number = mirror->number + 1,
                               .term = mirror->term,
                               .stream = mirror->stream,
@@ -328,7 +328,7 @@ static int mirror_take_has(mlfab__mirror *mirror, const mlfab__frame_in *frame, 
                            uint64_t beat_ns) {
   mlfab__mirror_has in;
   if (mlfab__decode_mirror_has(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
-  if (!mirror->serves || !mirror->stream) return 0;
+  if (!mirror->stream) return 0;
   if (in.stream == 0) {
     if (mirror->begun && now_ns - mirror->begun_ns >= beat_ns) mirror_begin_stream(mirror, now_ns);
     return 0;

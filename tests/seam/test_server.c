@@ -398,6 +398,44 @@ static void test_new_process_in_round(void **state) {
   }
 }
 
+/* Two of three pushes close a round. The former process of worker 1 has an update in it. The new process enters it, too: its
+ * own update is not here. Worker 2 is past the round, because it was late in it at another server. */
+static void test_new_process_enters_round(void **state) {
+  mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
+  (void)state;
+  start(&d);
+  change(0, 1, MLFAB_SYNC_DROP, 2);
+  say_push(1, update(1, 0, 0, 0), NULL, 0);
+  assert_int_equal(acknowledged(1).code, 0);
+  seam_process(&s, 1);
+  assert_true(s.peers[1].ack.guest);
+  say_progress(1, 0);
+  say_push(0, update(1, 0, 0, 0), NULL, 0);
+  say_progress(2, 1);
+  told t = ask_state(0);
+  assert_true(t.v_train == 0 && t.arrived == 2 && t.members == 3 && t.slowest == 0);
+  say_progress(1, 1);
+  assert_int_equal(ask_state(0).v_train, 1);
+}
+
+/* A withdrawn update keeps its place behind an earlier one of its worker. At its turn it is decided at once. */
+static void test_withdrawn_in_order(void **state) {
+  mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
+  (void)state;
+  start(&d);
+  for (uint64_t seq = 1; seq <= 2; seq++) say_push(0, update(seq, 0, 0, bytes_of_model), NULL, 0);
+  SAY(&s, 0, WITHDRAW, withdraw, {2, 1, s.peers[0].ack.generation});
+  seam_settle(&s);
+  assert_int_equal(COUNT_OF(&s, PUSH_ACK, 0), 0);
+  for (uint64_t at = 0; at < bytes_of_model; at += CHUNK) say_chunk(0, 1, at, CHUNK);
+  seam_settle(&s);
+  assert_int_equal(COUNT_OF(&s, PUSH_ACK, 0), 2);
+  assert_true(acknowledged(0).seq == 2 && acknowledged(0).code == MLFAB_ERR_WITHDRAWN);
+  say_push(0, update(3, 1, 0, bytes_of_model), NULL, 0);
+  SAY(&s, 0, WITHDRAW, withdraw, {3, 1, s.peers[0].ack.generation});
+  assert_true(acknowledged(0).seq == 3 && acknowledged(0).code == MLFAB_ERR_WITHDRAWN);
+}
+
 /* --- the tally --- */
 
 static struct counted { /* a worker, as the literal model counts it */
@@ -506,7 +544,9 @@ int main(void) {
       THREE(test_refusal_reaches_all),
       THREE(test_progress_told),
       THREE(test_released_when_little_comes),
-      THREE(test_new_process_in_round),
+      cmocka_unit_test(test_new_process_in_round),
+      THREE(test_new_process_enters_round),
+      THREE(test_withdrawn_in_order),
       THREE(test_one_far_ahead),
       THREE(test_tally),
   };

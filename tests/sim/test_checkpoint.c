@@ -10,6 +10,7 @@ enum { COUNT = 20000, WORKERS = 3 };
 static void (*logs)(void *user, int level, const char *line); /* of servers; or NULL */
 static uint32_t log_level = MLFAB_LOG_WARN;
 static uint32_t history; /* of the configuration of servers */
+static uint64_t commits; /* likewise */
 static const char *directory = "/disk";
 static uint64_t life; /* fabrics with other numbers draw other numbers */
 
@@ -40,6 +41,7 @@ static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *c
     f->env[i].log = i < workers ? NULL : logs;
     f->env[i].log_level = logs ? log_level : 0;
     c.history = history;
+    c.checkpoint_commits = i < workers ? 0 : commits;
     c.seed = life;
     c.env = &f->env[i];
     sim_open(w->sim, i, &c, &w->node[i]);
@@ -734,6 +736,33 @@ static void test_log(void **state) {
   disk_drop(d);
 }
 
+/* Server 1 is ordered to write its shard, and leaves, because the run ends: nobody hears of it. If the server dies, a line
+ * says so. */
+static void test_run_ends(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  for (int dies = 0; dies < 2; dies++) {
+    memory_disk *d = disk_new();
+    memory_disk *same[2] = {d, d};
+    said_failed = 0;
+    logs = count_line;
+    commits = 1;
+    fabric *f = fabric_open(1, 2, same);
+    logs = NULL;
+    commits = 0;
+    fabric_model(f, &o, NULL);
+    fabric_push(f, 0, 0);
+    while (disk_count(d, "-0-of-2.shard") == 0) assert_int_equal(mlfab_sim_step(f->w.sim), 1);
+    assert_int_equal(disk_count(d, "-1-of-2.shard"), 0);
+    assert_int_equal((dies ? mlfab_abandon : mlfab_close)(&f->w.node[2]), 0);
+    mlfab_sim_run(f->w.sim, 2ull * WORLD_S);
+    assert_int_equal(said_failed, dies);
+    assert_int_equal(disk_count(d, ".manifest"), 0);
+    fabric_close(f);
+    disk_drop(d);
+  }
+}
+
 /* Servers that read different directories do not load different checkpoints
  * unnoticed. */
 static void test_disagree(void **state) {
@@ -805,9 +834,10 @@ int main(void) {
       cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
       cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_late_server),
       cmocka_unit_test(test_other_copy),        cmocka_unit_test(test_log),
-      cmocka_unit_test(test_directories),       cmocka_unit_test(test_history_of_a_copy),
-      cmocka_unit_test(test_histories),         cmocka_unit_test(test_one_history),
-      cmocka_unit_test(test_disagree),          cmocka_unit_test(test_asker_dies),
+      cmocka_unit_test(test_run_ends),          cmocka_unit_test(test_directories),
+      cmocka_unit_test(test_history_of_a_copy), cmocka_unit_test(test_histories),
+      cmocka_unit_test(test_one_history),       cmocka_unit_test(test_disagree),
+      cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

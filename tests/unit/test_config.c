@@ -768,6 +768,14 @@ TEST(test_old_layout) {
     assert_int_equal(mlfab_config_set(&config, "rank", "0", &error), MLFAB_ERR_ARGUMENT);
     assert_int_equal(mlfab_config_from_env(&config, &error), MLFAB_ERR_ARGUMENT);
   }
+  /* Its other members are not read: no key is looked for. */
+  config.size = OLD;
+  config.join = 1;
+  snprintf(config.key_file, sizeof config.key_file, "/absent");
+  assert_int_equal(mlfab_open(&config, &ctx, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "config.size is 3152, that of another mlfab.h; "));
+  config.join = 0;
+  config.key_file[0] = 0;
   config.size = sizeof config + 64; /* of a later version */
   assert_int_equal(mlfab_open(&config, &ctx, &error), 0);
   assert_int_equal(mlfab_close(&ctx), 0);

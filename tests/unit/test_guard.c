@@ -51,7 +51,7 @@ typedef struct net {
   int done_to; /* the frame was changed: the node that got it */
   mlfab_io_event held;
   int held_for;
-  uint32_t caps;
+  uint32_t caps, called_caps; /* of links, at the calling and at the called end */
   /* A wrong way for calls of this node: to another node, or the outside. */
   int turned, turned_to;
   /* Frames to the outside. */
@@ -207,6 +207,7 @@ static void act(int me, const mlfab_action *a) {
     e.token = a->token;
     post(me, e);
     e.token = 0;
+    e.caps = n.called_caps;
     post(to, e);
   } else if (a->kind == MLFAB_ACTION_SEND) {
     int to = far_end(a->link, me);
@@ -400,13 +401,14 @@ static int is_proving(uint8_t type) {
 
 /* --- tests --- */
 
-/* Honest: all frames after the proofs have tags, and none before. */
+/* Honest: all frames after the proofs have tags, and none before. Without tags are links whose both ends are vouched for. */
 TEST(test_honest) {
-  for (int way = 0; way < 4; way++) {
-    int vouched = way % 2;
+  for (int way = 0; way < 8; way++) {
+    int vouched = way % 4 == 3;
     net_begin(3);
-    n.announces = way / 2;
-    n.caps = vouched ? MLFAB_CAP_VOUCHED : 0;
+    n.announces = way / 4;
+    n.caps = way & 1 ? MLFAB_CAP_VOUCHED : 0;
+    n.called_caps = way & 2 ? MLFAB_CAP_VOUCHED : 0;
     for (int i = 0; i < NODES; i++) net_open(i, KEY);
     assert_int_equal(join(), 0);
     define();
@@ -627,6 +629,14 @@ TEST(test_forged) {
   assert_non_null(strstr(n.heard_text, "this job has a key"));
   for (int i = 24; i < 44; i++)
     assert_int_equal(n.last[i], 0); /* job, epoch, sender, incarnation */
+  for (unsigned cut = 0; cut < 2;
+       cut++) { /* a challenge with a value that has no meaning, or that is cut off */
+    c.vouched = 2 * !cut;
+    link = dial();
+    say(link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c) - cut);
+    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    assert_non_null(strstr(n.heard_text, "a challenge that does not parse"));
+  }
   work();
   net_close();
 }
@@ -698,6 +708,7 @@ TEST(test_led_astray) {
   n.turned = -1;
   n.heard = 0;
   run(1000000);
+  assert_int_equal(stats(1).frames_refused, 1);
   assert_int_equal(n.heard, 0);
   assert_false(n.link[link].up);
   net_open(2, KEY);

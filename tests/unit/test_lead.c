@@ -401,7 +401,7 @@ TEST(test_owes) {
     assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
     add("checkpoint-00000003-1-of-2.shard.part", OURS, LEADER);
     if (dies) {
-      mlfab__lead_gone(&f.lead, 1);
+      mlfab__lead_gone(&f.lead, 1, 0);
       run();
       ask(1, 3, 0);
     } else {
@@ -476,7 +476,7 @@ TEST(test_a_server_dies) {
   ask(1, 1, 0);
   run();
   shard(0, 0);
-  mlfab__lead_gone(&f.lead, 1);
+  mlfab__lead_gone(&f.lead, 1, 0);
   assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(f.answer.rank, 1);
   run();
@@ -660,6 +660,34 @@ TEST(test_by_itself) {
   run();
   assert_int_equal(f.lead.order.number, 2);
   end();
+}
+
+/* A server leaves at the end of a run. An attempt by itself ends in silence. A worker that asked has an answer. */
+TEST(test_a_server_leaves) {
+  for (int asked = 0; asked < 2; asked++) {
+    begin();
+    f.config.checkpoint_commits = 10;
+    snprintf(f.config.checkpoint_dir, sizeof f.config.checkpoint_dir, "/own");
+    init();
+    f.stats.commits = 10;
+    if (asked)
+      ask(1, 1, 0);
+    else
+      mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+    run();
+    assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
+    mlfab__lead_gone(&f.lead, 1, 1);
+    assert_int_equal(f.answers, asked);
+    assert_int_equal(f.events, asked);
+    assert_int_equal(f.lines, asked);
+    if (asked) assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
+    if (asked) assert_string_equal(f.answer.text, "server 1 has left");
+    shard(0, 0);
+    run();
+    assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
+    assert_int_equal(f.nfiles, 0);
+    end();
+  }
 }
 
 /* Only servers with slices take part. */

@@ -1732,4 +1732,28 @@ TEST(test_pace_of_calls_to_a_server) {
   mlfab_node_close(&c.node);
 }
 
+/* A server that has joined, or that a server calls, is dead after 5 beats. So calls to it stay frequent. */
+TEST(test_pace_of_calls_with_a_patience) {
+  static const struct {
+    uint8_t kind, late, slows;
+  } rows[] = {{MLFAB__LINK_SERVER, 0, 1},  {MLFAB__LINK_SERVER, 1, 0},
+              {MLFAB__LINK_PLANNER, 0, 1}, {MLFAB__LINK_PLANNER, 1, 0},
+              {MLFAB__LINK_RESHARD, 0, 0}, {MLFAB__LINK_RESHARD, 1, 0}};
+  for (size_t i = 0; i < MLFAB__COUNT(rows); i++) {
+    caller c;
+    caller_opens(&c, "tcp:h:7");
+    mlfab_node *node = c.node;
+    mlfab__route *route = &node->routes[mlfab__node_route_of(node, rows[i].kind, 0)];
+    node->places[0].late = rows[i].late;
+    for (uint32_t ends = 1; ends < 8; ends++) {
+      const mlfab__link was = {.kind = rows[i].kind, .peer = 0};
+      route->link = 7;
+      mlfab__server_link_down(node, &was, 7, "it ends");
+      uint64_t fifths = rows[i].slows ? 1u << mlfab__min(ends, 5u) : 1;
+      assert_int_equal(route->retry_ns - node->now_ns, fifths * mlfab__node_beat(node) / 5);
+    }
+    mlfab_node_close(&c.node);
+  }
+}
+
 TESTS(NULL, NULL)

@@ -770,6 +770,14 @@ static void test_killed(void **state) {
 
 /* ---- hostile peers ---- */
 
+/* Number of slots for headers that frames have, which nobody has released. */
+static int slots_taken(const struct shm *t) {
+  int n = 0;
+  for (const struct shm_slot *slot = t->all_slots; slot != NULL; slot = slot->all) n++;
+  for (const struct shm_slot *slot = t->free_slots; slot != NULL; slot = slot->next) n--;
+  return n;
+}
+
 /* Expects b to report DOWN after the test has written into a's segment. */
 static void expect_down(struct end *end, int code) {
   mlfab_io_event event = end_next(end, MLFAB_IO_DOWN);
@@ -800,6 +808,7 @@ static void test_hostile_word(void **state) {
     memcpy(link->tx + 8, head, 64);
     atomic_store(shm_word(link->tx, 0), words[i]);
     expect_down(&b, MLFAB_ERR_FRAME);
+    assert_int_equal(slots_taken(b.t), 0);
     pair_close(&a, &b);
   }
 }
@@ -813,6 +822,7 @@ static void test_hostile_head(void **state) {
   head[30] ^= 1; /* the header's checksum no longer fits */
   assert_int_equal(table->send(a.t, a.link, head, 64, NULL, 0, 0), 0);
   expect_down(&b, MLFAB_ERR_CRC);
+  assert_int_equal(slots_taken(b.t), 0);
   pair_close(&a, &b);
 }
 
@@ -904,8 +914,10 @@ static void test_hostile_reference(void **state) {
     mlfab__shm_publish(a.t, link, head, 64, shm_up(8 + 64) + LINE,
                        SHM_VALID | SHM_REFERS | UINT64_C(64) << 32 | CHUNK);
     expect_down(&b, MLFAB_ERR_FRAME);
+    assert_int_equal(slots_taken(b.t), 1);
     expect_bytes(&held, 0); /* still mapped */
     table->release(b.t, &held);
+    assert_int_equal(slots_taken(b.t), 0);
     pair_close(&a, &b);
   }
 }
