@@ -7,6 +7,7 @@
  *         their way and pass the model on, and drops an update that would be too late, before a byte of it is
  *         sent. A dropped update is not lost: the worker adds the next one to it.
  * Run:    build/examples/05_scheduling
+ *         With the name of a file it also writes all transfers there, from which make plots draws lanes.
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
@@ -18,16 +19,19 @@ enum { WORKERS = 12, SERVER = WORKERS, SLOW = 11, COUNT = 1250000, BOUND = 16, M
 
 static struct worker {
   enum { COMPUTES, PUSHES, PULLS } does;
-  uint64_t until_ns;
+  uint64_t until_ns, began_ns; /* of computing; of the transfer under way */
   mlfab_request request;
   uint64_t computed, applied, dropped, delay_max;
   float weights[COUNT], update[COUNT]; /* a gradient is 1 everywhere: the model counts gradients */
 } worker[WORKERS];
 static mlfab *node[WORKERS + 1];
 static mlfab_sim *sim;
+static uint64_t begin_ns; /* of a run */
+static int scheduled;
+static FILE *lanes; /* a line for each transfer: run, worker, kind, ms of its begin and end */
 static char text[65536], plan[65536];
 
-static int open_all(int scheduled) {
+static int open_all(void) {
   mlfab_config config;
   mlfab_config_init(&config);
   config.workers = WORKERS;
@@ -70,11 +74,17 @@ static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_n
     if (now_ns < w->until_ns || now_ns >= end_ns) return now_ns < end_ns;
     for (int k = 0; k < COUNT; k++) w->update[k] += 1; /* added to a dropped update */
     w->computed++;
-    w->does = PUSHES;
+    w->does = PUSHES, w->began_ns = now_ns;
     return mlfab_push_start(fabric, &update, 1, NULL, &w->request) == 0;
   }
   if (mlfab_test(fabric, w->request, &done, &result) || !done) return 1;
-  w->until_ns = now_ns + 60 * MS;
+  if (lanes)
+    fprintf(lanes, "%d\t%d\t%s\t%.1f\t%.1f\n", scheduled, (int)(w - worker),
+            w->does == PULLS     ? "pull"
+            : result.status == 0 ? "push"
+                                 : "dropped",
+            (double)(w->began_ns - begin_ns) / MS, (double)(now_ns - begin_ns) / MS);
+  w->until_ns = now_ns + 60 * MS, w->began_ns = now_ns;
   w->does = w->does == PUSHES ? PULLS : COMPUTES;
   if (w->does == COMPUTES) return 1;
   pushed(w, &result);
@@ -82,13 +92,15 @@ static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_n
 }
 
 /* Four seconds of training; 0 when every gradient is in the model, or in an update that was dropped. */
-static int run(int scheduled) {
+static int run(int with) {
   mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS + 1};
   mlfab_buf weights = {0, 0, worker[0].weights, COUNT};
   network.rate_bytes_per_s = 125000000;
+  scheduled = with;
   memset(worker, 0, sizeof worker);
-  if (mlfab_sim_create(&network, &sim) || open_all(scheduled)) return 1;
-  uint64_t applied = 0, delay_max = 0, end_ns = mlfab_sim_clock(sim) + 4000ull * MS;
+  if (mlfab_sim_create(&network, &sim) || open_all()) return 1;
+  begin_ns = mlfab_sim_clock(sim);
+  uint64_t applied = 0, delay_max = 0, end_ns = begin_ns + 4000ull * MS;
   for (int busy = 1; busy; mlfab_sim_run(sim, MS / 10)) {
     busy = 0;
     for (int i = 0; i < WORKERS; i++)
@@ -112,8 +124,10 @@ static int run(int scheduled) {
   return lost != 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1 && !(lanes = fopen(argv[1], "w"))) return perror(argv[1]), 1;
   int status = run(0) || run(1);
+  if (lanes && fclose(lanes)) return perror(argv[1]), 1;
   printf("\nThe last plan with a group in it:\n%s", plan);
   return status;
 }
