@@ -6,11 +6,13 @@
  * Shows:  the two lines that switch a scheduler on. It orders the transfers, lets other workers add up updates on
  *         their way and pass the model on, and drops an update that would be too late, before a byte of it is
  *         sent. A dropped update is not lost: the worker adds the next one to it.
+ * Build:  cc -O2 -o 05_scheduling 05_scheduling.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/05_scheduling
  *         With the name of a file it also writes all transfers there, from which make plots draws lanes.
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -36,20 +38,10 @@ static int open_all(void) {
   mlfab_config_init(&config);
   config.workers = WORKERS;
   config.dedicated = 1;
-  strcpy(config.coordinator, "sim:12");
   if (scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE; /* in the server's process */
   if (scheduled) config.schedule.delay_bound = BOUND;       /* of every applied update */
-  for (int i = 0; i <= WORKERS; i++) {
-    config.roles = i == SERVER ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
-    config.rank = i % WORKERS;
-    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
-  }
-  for (int i = 0; i < WORKERS; i++) {
-    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
-    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
-    if (mlfab_model_start(node[i], NULL, NULL, 0)) return 1;
-  }
-  return mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
+  return example_open_all(sim, &config, COUNT, NULL, node) ||
+         mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
 }
 
 /* A push has ended. */
@@ -119,8 +111,7 @@ static int run(int with) {
          (int)delay_max);
   printf("  of %d updates of the slow worker %d were applied, and %d added to the next\n",
          (int)slow->computed, (int)slow->applied, (int)slow->dropped);
-  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
-  mlfab_sim_destroy(&sim);
+  example_close_all(&sim, node, WORKERS + 1);
   return lost != 0;
 }
 

@@ -127,22 +127,19 @@ def beside(rows, unit, left, log=False):
 def speed(data):
     """Bytes a second, of the medians of bench.tsv."""
     rows, groups = rows_of(data.path("bench.tsv"), "make bench", 7), []
-    kinds = {"mlfab": BLUE, "ZeroMQ": ORANGE, "Open MPI": GREEN, "Gloo, the best": PURPLE, "limit": GREY}
-    peers = (("zmq*", "ZeroMQ"), ("zeromq*", "ZeroMQ"), ("openmpi*", "Open MPI"), ("gloo*", "Gloo, the best"))
-    for label, pattern, size in (("push 16 MB, memory", "push/shm/16MB/1", 0), ("push 16 MB, TCP", "push/tcp/16MB/1", 0),
-                                 ("pull 16 MB, memory", "pull/shm/16MB/1", 0), ("pull 16 MB, TCP", "pull/tcp/16MB/1", 0),
-                                 ("reduce 16 MB, memory", "collective/allreduce/shm/16MB/2", 16 << 20),
-                                 ("reduce 16 MB, TCP", "collective/allreduce/tcp/16MB/2", 16 << 20)):
+    kinds = {"mlfab": BLUE, "copy loop": GREY, "ZeroMQ": ORANGE, "Open MPI": GREEN, "Gloo": PURPLE}
+    peers = (("copy loop", "copy loop"), ("ZeroMQ", "ZeroMQ"), ("openmpi-*", "Open MPI"), ("gloo-*", "Gloo"))
+    for label, name, size in (("push 16 MB, memory", "push/shm/16MB/1", 0), ("push 16 MB, TCP", "push/tcp/16MB/1", 0),
+                              ("push 100 MB, memory", "push/shm/100MB/1", 0), ("push 100 MB, TCP", "push/tcp/100MB/1", 0),
+                              ("pull 100 MB, memory", "pull/shm/100MB/1", 0),
+                              ("reduce 16 MB, memory", "collective/allreduce/shm/16MB/2", 16 << 20),
+                              ("reduce 16 MB, TCP", "collective/allreduce/tcp/16MB/2", 16 << 20)):
         values = {}
-        for name, ours, _, peer, theirs, _, limit in (row[:7] for row in rows if row[0] == pattern):
-            def rate(figure, bytes_each=size):
-                return bytes_each / float(figure) / 1e3 if bytes_each else float(figure)
-            values["mlfab"] = rate(ours)
-            if limit != "-":
-                values["limit"] = rate(limit)
-            kind = next((k for p, k in peers if fnmatch.fnmatch(peer.lower(), p)), None)
+        for _, ours, _, peer, theirs, *_ in (row for row in rows if row[0] == name):
+            values["mlfab"] = size / float(ours) / 1e3 if size else float(ours)
+            kind = next((k for pattern, k in peers if fnmatch.fnmatch(peer, pattern)), None)
             if kind and theirs != "-":
-                values[kind] = max(values.get(kind, 0), rate(theirs))
+                values[kind] = max(values.get(kind, 0), size / float(theirs) / 1e3 if size else float(theirs))
         if values:
             groups.append((label, values))
     if not groups:
