@@ -314,7 +314,7 @@ def test_recipes_have_the_version():
     version = re.search(r'^#define MLFAB_VERSION "(.*)"', read("mlfab.h"), re.M)[1]
     for path, pattern in (("packaging/debian/changelog", r"^mlfab \((.*)-\d+\)"), ("packaging/meson/mlfab.wrap", r"mlfab-([\d.]+)\.tar"),
                           ("packaging/meson/packagefiles/mlfab/meson.build", r"version : '(.*?)'"), ("packaging/README.md", r"mlfab-([\d.]+)\.tar"),
-                          ("CHANGELOG.md", r"^## ([\d.]+)")):
+                          ("packaging/spack/package.py", r'version\("([\d.]+)"\)'), ("CHANGELOG.md", r"^## ([\d.]+)")):
         found = re.search(pattern, read(path), re.M)
         expect(found and found[1] == version, "%s: version %s" % (path, version), found and found[0])
 
