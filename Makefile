@@ -360,12 +360,16 @@ paper: $(AFTER_DEPS) ##: MLfabric's, FluentPS's, TDF's, eagerSGD's and ASAP's ev
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md
 
+plots: $(BUILD)/mlfab-run $(addprefix $(BUILD)/examples/,05_scheduling 06_consistency 07_filters 12_server_dies) ##: draws docs/img (gnuplot)
+	$(PYTHON) tools/plots.py $(BUILD)
+
 # ---- packages, install
 #@ Install and others
 DEPS       := libcmocka-dev libssl-dev libcurl4-openssl-dev pkg-config
 DEPS_CHECK := libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \
               openmpi-bin libmpich-dev mpich gfortran libopenblas-dev openssl nginx libnginx-mod-http-dav-ext prometheus \
-              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev tmux
+              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev tmux \
+              gnuplot-nox
 deps: ##: installs the packages that make test needs (apt, as root)
 	@tests/packages.sh $(DEPS)
 deps-check: ##: installs the packages that make check and make bench need
@@ -393,6 +397,6 @@ help: ##: this list
 	@[ ! -x $(BUILD)/mlfab-run ] || { echo 'Built:'; echo "  $$($(BUILD)/mlfab-run --version)"; }
 
 .PHONY: always all libraries tools examples extras amalgamate demo test test-built run-tests run-some check check-built sanitized run-check soak sim \
-        dropin switches fuzz mpi cblas-built gpu gpu-built gpu-test gpu-bench bench paper deps deps-check install uninstall clean help
+        dropin switches fuzz mpi cblas-built gpu gpu-built gpu-test gpu-bench bench paper plots deps deps-check install uninstall clean help
 
 -include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' -not -path '$(BUILD)/libfuzzer/*' -not -path '$(BUILD)/mutate/*' 2>/dev/null)

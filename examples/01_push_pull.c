@@ -2,12 +2,13 @@
  *
  * Shows:  the calls that every trainer needs: config from the environment, open, model, push, barrier,
  *         pull, close. A push or pull of a list of buffers (here two tensors) is one operation.
+ * Build:  cc -O2 -o 01_push_pull 01_push_pull.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 2 -s 1 --tcp build/examples/01_push_pull
  *         (--shm instead of --tcp moves the same bytes through shared memory)
  *
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "example.h"
 
 #include <stdio.h>
 
@@ -51,18 +52,4 @@ static int push_and_pull(mlfab *fabric) {
   return matrix[MATRIX - 1] == expected && bias[0] == 0.5f * expected ? 0 : MLFAB_ERR_INTERNAL;
 }
 
-int main(void) {
-  mlfab *fabric = NULL;
-  mlfab_error error = {0};
-  if (mlfab_open_env(&fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
-  }
-  int status = push_and_pull(fabric);
-  if (status) {
-    mlfab_last_error(fabric, &error);
-    fprintf(stderr, "%s: %s\n", mlfab_error_name(status), error.text);
-  }
-  mlfab_close(&fabric);
-  return status ? 1 : 0;
-}
+int main(void) { return example_main(push_and_pull); }

@@ -3,6 +3,7 @@
  * Shows:  mlfab_sim_create and mlfab_sim_open, a model, one push, one pull, and the time that they take over
  *         links of 10 Gbit/s with 50 us of latency. Host 0 is worker 0 and the server, hosts 1 and 2 are
  *         workers. Nothing sleeps: a blocking call runs the simulator until the answer is there.
+ * Build:  cc -O2 -o 02_hello_sim 02_hello_sim.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/02_hello_sim
  *
  * SPDX-License-Identifier: MIT

@@ -2,6 +2,7 @@
  *
  * Shows:  pull, gradient, push with scale -learning rate; workers with different amounts of data, which
  *         call mlfab_finish at its end; errors that name the rank that caused them; saving the model.
+ * Build:  cc -O2 -o 03_trainer 03_trainer.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer model.safetensors
  *
  * The data are drawn from a seed: y = truth . x + a little noise, with truth[i] = i. Replace
@@ -9,7 +10,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@
 enum { DIMENSIONS = 20, BATCH = 32 };
 
 static float weights[DIMENSIONS], gradient[DIMENSIONS];
+
+static const char *path; /* of the model that worker 0 saves, or NULL */
 
 static float uniform(void) { return (float)rand() / (float)RAND_MAX * 2.0f - 1.0f; }
 
@@ -36,7 +39,7 @@ static float gradient_of_batch(void) {
   return loss;
 }
 
-static int train(mlfab *fabric, const char *path) {
+static int train(mlfab *fabric) {
   mlfab_buf pulled = {0, 0, weights, DIMENSIONS}, update = {0, 0, gradient, DIMENSIONS};
   mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT; /* gamma is 0.9 */
   model.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
@@ -68,17 +71,6 @@ static int train(mlfab *fabric, const char *path) {
 }
 
 int main(int argc, char **argv) {
-  mlfab *fabric = NULL;
-  mlfab_error error = {0};
-  if (mlfab_open_env(&fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
-  }
-  int status = train(fabric, argc > 1 ? argv[1] : NULL);
-  if (status) {
-    mlfab_last_error(fabric, &error); /* which rank, what was awaited, for how long */
-    fprintf(stderr, "%s: %s\n", mlfab_error_name(status), error.text);
-  }
-  mlfab_close(&fabric);
-  return status ? 1 : 0;
+  path = argc > 1 ? argv[1] : NULL;
+  return example_main(train);
 }

@@ -3,6 +3,7 @@
  * Shows:  the node level (mlfab_node.h). A node does no I/O and reads no clock. The program feeds it events (a
  *         connection is up, a frame arrived, a send is complete) with the present time; the node yields actions
  *         (connect, send) and the time of its next timer. Your event loop takes the place of these queues.
+ * Build:  cc -O2 -o 04_event_loop 04_event_loop.c mlfab.o -lpthread -lm
  * Run:    build/examples/04_event_loop
  * SPDX-License-Identifier: MIT
  */

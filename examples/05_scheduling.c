@@ -6,10 +6,13 @@
  * Shows:  the two lines that switch a scheduler on. It orders the transfers, lets other workers add up updates on
  *         their way and pass the model on, and drops an update that would be too late, before a byte of it is
  *         sent. A dropped update is not lost: the worker adds the next one to it.
+ * Build:  cc -O2 -o 05_scheduling 05_scheduling.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/05_scheduling
+ *         With the name of a file it also writes all transfers there, from which make plots draws lanes.
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,34 +21,27 @@ enum { WORKERS = 12, SERVER = WORKERS, SLOW = 11, COUNT = 1250000, BOUND = 16, M
 
 static struct worker {
   enum { COMPUTES, PUSHES, PULLS } does;
-  uint64_t until_ns;
+  uint64_t until_ns, began_ns; /* of computing; of the transfer under way */
   mlfab_request request;
   uint64_t computed, applied, dropped, delay_max;
   float weights[COUNT], update[COUNT]; /* a gradient is 1 everywhere: the model counts gradients */
 } worker[WORKERS];
 static mlfab *node[WORKERS + 1];
 static mlfab_sim *sim;
+static uint64_t begin_ns; /* of a run */
+static int scheduled;
+static FILE *lanes; /* a line for each transfer: run, worker, kind, ms of its begin and end */
 static char text[65536], plan[65536];
 
-static int open_all(int scheduled) {
+static int open_all(void) {
   mlfab_config config;
   mlfab_config_init(&config);
   config.workers = WORKERS;
   config.dedicated = 1;
-  strcpy(config.coordinator, "sim:12");
   if (scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE; /* in the server's process */
   if (scheduled) config.schedule.delay_bound = BOUND;       /* of every applied update */
-  for (int i = 0; i <= WORKERS; i++) {
-    config.roles = i == SERVER ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
-    config.rank = i % WORKERS;
-    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
-  }
-  for (int i = 0; i < WORKERS; i++) {
-    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
-    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
-    if (mlfab_model_start(node[i], NULL, NULL, 0)) return 1;
-  }
-  return mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
+  return example_open_all(sim, &config, COUNT, NULL, node) ||
+         mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
 }
 
 /* A push has ended. */
@@ -70,11 +66,17 @@ static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_n
     if (now_ns < w->until_ns || now_ns >= end_ns) return now_ns < end_ns;
     for (int k = 0; k < COUNT; k++) w->update[k] += 1; /* added to a dropped update */
     w->computed++;
-    w->does = PUSHES;
+    w->does = PUSHES, w->began_ns = now_ns;
     return mlfab_push_start(fabric, &update, 1, NULL, &w->request) == 0;
   }
   if (mlfab_test(fabric, w->request, &done, &result) || !done) return 1;
-  w->until_ns = now_ns + 60 * MS;
+  if (lanes)
+    fprintf(lanes, "%d\t%d\t%s\t%.1f\t%.1f\n", scheduled, (int)(w - worker),
+            w->does == PULLS     ? "pull"
+            : result.status == 0 ? "push"
+                                 : "dropped",
+            (double)(w->began_ns - begin_ns) / MS, (double)(now_ns - begin_ns) / MS);
+  w->until_ns = now_ns + 60 * MS, w->began_ns = now_ns;
   w->does = w->does == PUSHES ? PULLS : COMPUTES;
   if (w->does == COMPUTES) return 1;
   pushed(w, &result);
@@ -82,13 +84,15 @@ static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_n
 }
 
 /* Four seconds of training; 0 when every gradient is in the model, or in an update that was dropped. */
-static int run(int scheduled) {
+static int run(int with) {
   mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS + 1};
   mlfab_buf weights = {0, 0, worker[0].weights, COUNT};
   network.rate_bytes_per_s = 125000000;
+  scheduled = with;
   memset(worker, 0, sizeof worker);
-  if (mlfab_sim_create(&network, &sim) || open_all(scheduled)) return 1;
-  uint64_t applied = 0, delay_max = 0, end_ns = mlfab_sim_clock(sim) + 4000ull * MS;
+  if (mlfab_sim_create(&network, &sim) || open_all()) return 1;
+  begin_ns = mlfab_sim_clock(sim);
+  uint64_t applied = 0, delay_max = 0, end_ns = begin_ns + 4000ull * MS;
   for (int busy = 1; busy; mlfab_sim_run(sim, MS / 10)) {
     busy = 0;
     for (int i = 0; i < WORKERS; i++)
@@ -107,13 +111,14 @@ static int run(int scheduled) {
          (int)delay_max);
   printf("  of %d updates of the slow worker %d were applied, and %d added to the next\n",
          (int)slow->computed, (int)slow->applied, (int)slow->dropped);
-  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
-  mlfab_sim_destroy(&sim);
+  example_close_all(&sim, node, WORKERS + 1);
   return lost != 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1 && !(lanes = fopen(argv[1], "w"))) return perror(argv[1]), 1;
   int status = run(0) || run(1);
+  if (lanes && fclose(lanes)) return perror(argv[1]), 1;
   printf("\nThe last plan with a group in it:\n%s", plan);
   return status;
 }

@@ -5,10 +5,12 @@
  * Shows:  the one line that chooses the model (bulk-synchronous, stale synchronous, probabilistic,
  *         drop-stragglers, asynchronous), the call that changes it at run time (mlfab_set_sync), and what each
  *         model costs: time, waiting, staleness, dropped updates.
+ * Build:  cc -O2 -o 06_consistency 06_consistency.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/06_consistency
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,22 +28,11 @@ static mlfab_sim *sim;
 static uint64_t waited_ns, oldest;
 
 static int open_all(const mlfab_sync *sync) {
-  mlfab_model_options model = {.size = sizeof model};
+  mlfab_model_options model = {.size = sizeof model, .consistency = *sync}; /* the one line */
   mlfab_config config;
   mlfab_config_init(&config);
-  config.workers = WORKERS;
-  strcpy(config.coordinator, "sim:0"); /* worker 0 is the server, too */
-  model.consistency = *sync;           /* the one line */
-  for (int i = 0; i < WORKERS; i++) {
-    config.rank = i;
-    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
-  }
-  for (int i = 0; i < WORKERS; i++) {
-    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
-    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
-    if (mlfab_model_start(node[i], &model, NULL, 0)) return 1;
-  }
-  return 0;
+  config.workers = WORKERS; /* worker 0 is the server, too */
+  return example_open_all(sim, &config, COUNT, &model, node);
 }
 
 /* Runs a worker as far as it can go now. Returns 1 while it works. */
@@ -97,8 +88,7 @@ static int run(const char *name, const mlfab_sync *sync, const mlfab_sync *then)
   printf("%-24s %7.0f %9.0f %10.0f %9d %9d\n", name, (double)fast_ns / MS,
          (double)(mlfab_sim_clock(sim) - begin) / MS, (double)waited_ns / MS / WORKERS, (int)oldest,
          (int)worker[SLOW].dropped);
-  for (int i = 0; i < WORKERS; i++) mlfab_abandon(&node[i]);
-  mlfab_sim_destroy(&sim);
+  example_close_all(&sim, node, WORKERS);
   return 0;
 }
 

@@ -6,10 +6,12 @@
  * Shows:  mlfab_set_filter on the worker (a residual keeps what is held back, and sends it later), tags and
  *         change_threshold of the model, and pulls that bring only what changed; how many bytes each saves, and
  *         that the model is as good.
+ * Build:  cc -O2 -o 07_filters 07_filters.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/07_filters
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -30,19 +32,10 @@ static int open_all(const mlfab_model_options *model, const mlfab_filter *filter
   mlfab_config_init(&config);
   config.workers = WORKERS;
   config.dedicated = 1;
-  snprintf(config.coordinator, sizeof config.coordinator, "sim:%d", WORKERS);
-  for (int i = 0; i <= WORKERS; i++) {
-    config.rank = i < WORKERS ? i : 0;
-    config.roles = i < WORKERS ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
-  }
-  for (int i = 0; i < WORKERS; i++) {
-    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
-    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
-    if (mlfab_model_start(node[i], model, NULL, 0)) return 1;
-    if (filter && mlfab_set_filter(node[i], MLFAB_ALL, filter)) return 1;
-  }
-  return 0;
+  int status = example_open_all(sim, &config, COUNT, model, node);
+  for (int i = 0; i < WORKERS && filter && !status; i++)
+    status = mlfab_set_filter(node[i], MLFAB_ALL, filter);
+  return status;
 }
 
 /* Returns the mean squared error of a batch, and writes its gradient to `gradient`. Features with low numbers are
@@ -89,8 +82,7 @@ static int run(const char *name, const mlfab_model_options *model, const mlfab_f
   if (!filter) all.filter_bytes = (uint64_t)WORKERS * STEPS * COUNT * 4;
   printf("%-32s pushes %6.2f MB  pulls %6.2f MB  loss at the end %.3f\n", name,
          (double)all.filter_bytes / 1e6, (double)all.pull_bytes / 1e6, loss);
-  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
-  mlfab_sim_destroy(&sim);
+  example_close_all(&sim, node, WORKERS + 1);
   return 0;
 }
 

@@ -3,11 +3,13 @@
  * Shows:  an allreduce of a list of buffers; a reduce-scatter; an allreduce that runs while the worker computes; a
  *         task graph (send, receive, compute), opened once, that runs a round for each trigger. Every worker
  *         makes the same calls in the same order.
+ * Build:  cc -O2 -o 08_collectives 08_collectives.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/08_collectives
  *
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_partial.h"
+#include "example.h"
 
 #include <stdio.h>
 
@@ -105,27 +107,15 @@ static int go_round(mlfab *fabric) {
   return status;
 }
 
-int main(void) {
-  mlfab *fabric = NULL;
-  mlfab_error error = {0};
-  if (mlfab_open_env(&fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
-  }
+static int all(mlfab *fabric) {
   int status = mlfab_rank(fabric, &rank, &workers, NULL);
-  if (!status && workers > WORKERS_MAX) {
-    fprintf(stderr, "this example is for %d workers at most\n", WORKERS_MAX);
-    mlfab_close(&fabric);
-    return 1;
-  }
+  if (workers > WORKERS_MAX)
+    return fprintf(stderr, "this example is for %d workers at most\n", WORKERS_MAX),
+           MLFAB_ERR_UNSUPPORTED;
   if (!status) status = mean_of_a_list(fabric);
   if (!status) status = sum_of_my_block(fabric);
   if (!status) status = overlap(fabric);
-  if (!status) status = go_round(fabric);
-  if (status) {
-    mlfab_last_error(fabric, &error);
-    fprintf(stderr, "worker %d: %s: %s\n", (int)rank, mlfab_error_name(status), error.text);
-  }
-  mlfab_close(&fabric);
-  return status != 0;
+  return status ? status : go_round(fabric);
 }
+
+int main(void) { return example_main(all); }

@@ -3,6 +3,7 @@
  * Shows:  mlfab_partial_open, _reduce, _flush and _close. An allreduce is as slow as the slowest worker. SOLO starts
  *         when the first worker calls, MAJORITY when a worker drawn from the seed calls, QUORUM when enough have
  *         called. A late contribution is in the next sum, or in the flush at the end: nothing is lost.
+ * Build:  cc -O2 -o 09_partial_collectives 09_partial_collectives.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 4 -s 0 build/examples/09_partial_collectives
  * SPDX-License-Identifier: MIT
  */

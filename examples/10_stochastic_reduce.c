@@ -5,6 +5,7 @@
  *         they train a plane of which each worker sees two features: with any of the graphs all workers learn the
  *         whole plane, and the sparse graphs send a fraction of the bytes. MLFAB_STOCHASTIC_NOTIFY_ACK: a worker
  *         waits for its senders, never for the whole fabric.
+ * Build:  cc -O2 -o 10_stochastic_reduce 10_stochastic_reduce.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 8 -s 0 build/examples/10_stochastic_reduce
  * SPDX-License-Identifier: MIT
  */

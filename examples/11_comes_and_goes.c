@@ -4,6 +4,7 @@
  *         rank) and take the model of the rank that is furthest. A worker that begins, comes back, or has done its last
  *         step does the same, so one function does all of it. All also agree every ten steps: a worker that comes back
  *         begins with this call, which then meets that of the others.
+ * Build:  cc -O2 -o 11_comes_and_goes 11_comes_and_goes.c mlfab.o -lpthread -lm
  * Run:    build/mlfab-run -n 4 -s 1 --on-failure=restart build/examples/11_comes_and_goes
  * SPDX-License-Identifier: MIT
  */

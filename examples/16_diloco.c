@@ -6,12 +6,14 @@
  *   local steps  a worker makes 50 steps, then pushes the difference; the server adds the mean (15_local_steps.c)
  *   DiLoCo       the same with AdamW at the workers, NESTEROV at the server, and 16-bit numbers on the links
  * Shows:  the bytes, the time and the loss of each way.
+ * Build:  cc -O2 -o 16_diloco 16_diloco.c mlfab.o mlfab_sim.o -lpthread -lm
  * Run:    build/examples/16_diloco
  * Source: Douillard et al. 2023, DiLoCo, Alg. 1; its outer rate 0.7 and momentum 0.9.
  *
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_sim.h"
+#include "example.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -72,19 +74,10 @@ static int open_all(const mlfab_model_options *model, const mlfab_filter *filter
   mlfab_config_init(&config);
   config.workers = WORKERS;
   config.dedicated = 1;
-  snprintf(config.coordinator, sizeof config.coordinator, "sim:%d", WORKERS);
-  for (int i = 0; i <= WORKERS; i++) {
-    config.rank = i < WORKERS ? i : 0;
-    config.roles = i < WORKERS ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
-  }
-  for (int i = 0; i < WORKERS; i++) {
-    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
-    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
-    if (mlfab_model_start(node[i], model, NULL, 0)) return 1;
-    if (filter && mlfab_set_filter(node[i], MLFAB_ALL, filter)) return 1;
-  }
-  return 0;
+  int status = example_open_all(sim, &config, COUNT, model, node);
+  for (int i = 0; i < WORKERS && filter && !status; i++)
+    status = mlfab_set_filter(node[i], MLFAB_ALL, filter);
+  return status;
 }
 
 /* All workers pull, or push their updates, at the same time. */
@@ -135,8 +128,7 @@ static int run(const char *name, int local, int adam, const mlfab_model_options 
     bytes += (double)stats.bytes_sent;
   }
   printf("%-12s %9.2f MB %9.1f s   loss %.4f\n", name, bytes / 1e6, seconds, loss);
-  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
-  mlfab_sim_destroy(&sim);
+  example_close_all(&sim, node, WORKERS + 1);
   return 0;
 }
 

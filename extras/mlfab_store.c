@@ -442,25 +442,49 @@ static int store_check_endpoint(mlfab_store *store) {
   return n > 0 && host[n] == 0 && strlen(endpoint) < 200 ? 0 : -1;
 }
 
-static int store_number(const char *name, uint64_t unit, uint64_t *value_p) {
+typedef struct store_unit {
+  const char *name;
+  uint64_t is;
+} store_unit;
+static const store_unit store_times[] = {{"", 1000000},         {"ns", 1},
+                                         {"us", 1000},          {"ms", 1000000},
+                                         {"s", 1000000000},     {"min", 60000000000u},
+                                         {"h", 3600000000000u}, {NULL, 0}};
+static const store_unit store_sizes[] = {{"", 1},
+                                         {"B", 1},
+                                         {"kB", 1000},
+                                         {"KB", 1000},
+                                         {"MB", 1000000},
+                                         {"GB", 1000000000},
+                                         {"TB", 1000000000000},
+                                         {"KiB", 1024},
+                                         {"MiB", (uint64_t)1 << 20},
+                                         {"GiB", (uint64_t)1 << 30},
+                                         {"TiB", (uint64_t)1 << 40},
+                                         {NULL, 0}};
+
+/* Reads a variable, a whole number with a unit or without, unless the option is given. */
+static int store_number(const char *name, const store_unit *unit, uint64_t *value_p) {
   const char *text = store_text(NULL, name, NULL);
   char *end = NULL;
   if (*value_p || !text) return 0;
   errno = 0;
   unsigned long long value = strtoull(text, &end, 10);
-  if (text[0] < '0' || text[0] > '9' || errno || *end || value == 0 || value > UINT64_MAX / unit)
+  while (unit->name && strcmp(end, unit->name) != 0) unit++;
+  if (text[0] < '0' || text[0] > '9' || errno || !unit->name || value == 0 ||
+      value > UINT64_MAX / unit->is)
     return -1;
-  *value_p = value * unit;
+  *value_p = value * unit->is;
   return 0;
 }
 
 static int store_check(mlfab_store *store, mlfab_error *error_p) {
   mlfab_store_options *own = &store->remote.options;
   const char *wrong = NULL;
-  if (store_number("MLFAB_STORE_TIMEOUT_MS", 1000000, &own->timeout_ns))
-    wrong = "MLFAB_STORE_TIMEOUT_MS is not a number from 1 on";
-  if (store_number("MLFAB_STORE_PART_BYTES", 1, &own->part_bytes))
-    wrong = "MLFAB_STORE_PART_BYTES is not a number from 1 on";
+  if (store_number("MLFAB_STORE_TIMEOUT_MS", store_times, &own->timeout_ns))
+    wrong = "MLFAB_STORE_TIMEOUT_MS is not a time above 0, as 30000 or 30s (ns, us, ms, s, min, h)";
+  if (store_number("MLFAB_STORE_PART_BYTES", store_sizes, &own->part_bytes))
+    wrong = "MLFAB_STORE_PART_BYTES is not a size above 0, as 5MB or 16MiB (B to TB, KiB to TiB)";
   if (own->timeout_ns == 0) own->timeout_ns = store_timeout_ns;
   if (own->part_bytes == 0) own->part_bytes = store_part_bytes;
   if (own->part_bytes < store_part_least || own->part_bytes > (uint64_t)5 << 30)

@@ -856,7 +856,7 @@ static void draw_text(const input *in) {
   free(l.profile);
 }
 
-enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 52, SVG_KINDS = 7 };
+enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 660, SVG_TOP = 52, SVG_KINDS = 7 };
 
 /* The kinds of transfers, one colour each: those of mlfab__transfer.purpose, then the replica's. */
 static const struct {
@@ -875,18 +875,20 @@ static int svg_kind(const record *r) {
                                                : 0;
 }
 
-/* The kinds that the chart has, in a row below the lanes. */
+/* The kinds that the chart has, in one or two rows below the lanes. */
 static void svg_legend(const input *in, int y, FILE *out) {
   int used[SVG_KINDS] = {0}, x = SVG_LEFT;
   for (uint32_t i = 0; i < in->nrecords; i++)
     if (in->records[i].transfer.n > 0) used[svg_kind(&in->records[i])] = 1;
   for (int k = 0; k < SVG_KINDS; k++) {
     if (!used[k]) continue;
+    int width = 40 + 6 * (int)strlen(svg_kinds[k].name);
+    if (x + width > SVG_LEFT + SVG_WIDTH) x = SVG_LEFT, y += 18;
     fprintf(out,
             "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>\n<text x=\"%d\" "
             "y=\"%d\">%s</text>\n",
             x, y, svg_kinds[k].colour, x + 17, y + 10, svg_kinds[k].name);
-    x += 40 + 6 * (int)strlen(svg_kinds[k].name);
+    x += width;
   }
 }
 

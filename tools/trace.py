@@ -15,7 +15,7 @@ COLOURS = {"push": "#4878d0", "pull": "#6acc64", "member": "#956cb4", "sum": "#d
            "slice": "#8c613c", "plan": "#cccccc", "frames": "#aaaaaa"}
 NAMES = {"push": "push", "pull": "pull", "member": "update to an aggregator", "sum": "sum of an aggregator", "collective": "collective",
          "slice": "slice that moves", "plan": "as planned", "frames": "other frames"}
-ROW, LEFT, WIDTH, TOP = 16, 210, 1000, 52
+ROW, LEFT, WIDTH, TOP = 16, 190, 620, 52
 
 
 def events_of(path):
@@ -62,7 +62,7 @@ class Picture:
     def frame(self):
         height = TOP + len(self.rows) * ROW + 34
         yield ('<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" '
-               'font-size="11">' % (LEFT + WIDTH + 10, height))
+               'font-size="11">' % (LEFT + WIDTH + 24, height))
         yield '<rect width="100%" height="100%" fill="white"/>'
         yield ('<defs><marker id="a" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="5" markerHeight="5" '
                'orient="auto"><path d="M0 0L6 3L0 6z" fill="#333"/></marker></defs>')
@@ -70,8 +70,8 @@ class Picture:
             ms, x = (self.end - self.begin) / 1000 * i / 10, LEFT + WIDTH * i / 10
             yield '<path d="M%.1f %d V%d" stroke="#ddd"/>' % (x, TOP - 6, height - 30)
             yield '<text x="%.1f" y="%d" text-anchor="middle">%.3g ms</text>' % (x, TOP - 14, ms)
-        yield ('<text x="%d" y="14">Time from left to right, in milliseconds; a row is a lane of a node (bold); an arrow goes from the sender to '
-               'the receiver.</text>' % LEFT)
+        yield ('<text x="4" y="14">Time from left to right, in milliseconds; a row is a lane of a node (bold); an arrow goes from the sender to '
+               'the receiver.</text>')
         before = None
         for lane, row in self.rows.items():
             y = TOP + row * ROW

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 # lane: check
+# limit: 900
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
 CMake in its three ways, with which optimization; which MPI libraries make finds; and the words and numbers
 that it and the tests refuse. Everything happens in temporary folders, and nothing needs a network."""
@@ -35,8 +36,8 @@ def environment(**more):
     return base
 
 
-def do(*command, **more):
-    result = run(*command, timeout=200, env=environment(**more.pop("env", {})), **more)
+def do(*command, timeout=200, **more):
+    result = run(*command, timeout=timeout, env=environment(**more.pop("env", {})), **more)
     expect(result.code == 0, " ".join(str(c) for c in command), result)
     return result
 
@@ -175,12 +176,42 @@ def test_cmake_find_package_after_make_install():
 
 
 def test_cmake_find_package_after_cmake_install():
+    """Each component of the install has its files, and all of them together are a whole one."""
     need("cmake")
     with tempfile.TemporaryDirectory() as folder:
         do("cmake", "-S", ROOT, "-B", folder + "/m", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_INSTALL_PREFIX=" + folder + "/prefix")
-        do("cmake", "--build", folder + "/m", "--target", "install")
-        build_and_run(folder + "/a", "find_package(mlfab REQUIRED)",
-                      "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
+        do("cmake", "--build", folder + "/m", timeout=600)  # three tools, and mlfab.c
+        for component, has, lacks in (("tools", "bin/mlfab-run bin/mlfab-sim bin/mlfab-top bin/mlfab-fetch", "include lib"),
+                                      ("runtime", "", "include lib/libmlfab.a"),  # of a static library it is empty
+                                      ("development", "include/mlfab.h lib/libmlfab.a lib/cmake/mlfab/mlfabConfig.cmake", "")):
+            do("cmake", "-DCOMPONENT=" + component, "-P", folder + "/m/cmake_install.cmake")
+            expect(all(os.path.exists(folder + "/prefix/" + name) for name in has.split()), "%s has %s" % (component, has))
+            expect(not any(os.path.exists(folder + "/prefix/" + name) for name in lacks.split()), "%s lacks %s" % (component, lacks))
+        version = do(folder + "/prefix/bin/mlfab-fetch", "--version").out.split()[1]
+        expect(version in do(folder + "/prefix/bin/mlfab-run", "--version").out, "the version of mlfab-fetch", version)
+        build_and_run(folder + "/a", "find_package(mlfab REQUIRED COMPONENTS tools)\n"
+                      "get_target_property(run mlfab::mlfab-run LOCATION)\nexecute_process(COMMAND ${run} --version RESULT_VARIABLE code)\n"
+                      'if(NOT code STREQUAL "0")\n  message(FATAL_ERROR "mlfab-run")\nendif()', "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
+
+
+def test_cmake_components():
+    """find_package gives a target for each extra, and names a component that is missing or unknown."""
+    need("cmake")
+    built = [name for name in ("tls", "curl", "store") if os.path.exists(os.path.join(BUILD, "libmlfab_%s.a" % name))]
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=" + folder + "/prefix")
+        where = "-DCMAKE_PREFIX_PATH=" + folder + "/prefix"
+        build_and_run(folder + "/all", "find_package(mlfab REQUIRED COMPONENTS tools %s)\nlink_libraries(%s)" % (
+            " ".join(built), " ".join("mlfab::" + name for name in built)), where)
+        for name in built:
+            os.remove("%s/prefix/lib/libmlfab_%s.a" % (folder, name))
+        for name, why in (("tls", "component tls is not installed in"), ("tsl", "there is no component tsl; there are tls, curl, store and tools")):
+            os.makedirs(folder + "/" + name)
+            with open(folder + "/" + name + "/CMakeLists.txt", "w", encoding="ascii") as file:
+                file.write(PROJECT % ("find_package(mlfab REQUIRED COMPONENTS %s)" % name, ROOT))
+            result = run("cmake", "-S", folder + "/" + name, "-B", folder + "/" + name + "/build", where, env=environment())
+            expect(result.code != 0 and why in re.sub(r"\s+", " ", result.err), why, result)
+        build_and_run(folder + "/optional", "find_package(mlfab REQUIRED OPTIONAL_COMPONENTS tls)", where)
 
 
 def test_cmake_optimizes():

@@ -943,16 +943,40 @@ TEST(test_options) {
   refused((mlfab_store_options){.endpoint = "https://user@host"}, "endpoint");
   refused((mlfab_store_options){.endpoint = "https://host/path"}, "endpoint");
   assert_int_equal(mlfab_store_open(NULL, NULL, NULL), MLFAB_ERR_ARGUMENT);
-  setenv("MLFAB_STORE_PART_BYTES", "16MB", 1);
-  refused((mlfab_store_options){0}, "MLFAB_STORE_PART_BYTES is not a number");
-  setenv("MLFAB_STORE_PART_BYTES", "0", 1);
-  refused((mlfab_store_options){0}, "MLFAB_STORE_PART_BYTES is not a number");
-  setenv("MLFAB_STORE_PART_BYTES", "1000000", 1);
+  static const char *const wrong[] = {"0",
+                                      "0MB",
+                                      "16mb",
+                                      "16 MB",
+                                      "1.5MB",
+                                      "-1",
+                                      "MB",
+                                      "1ms",
+                                      "1e6",
+                                      "20000000TB",
+                                      "99999999999999999999"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    setenv("MLFAB_STORE_PART_BYTES", wrong[i], 1);
+    refused((mlfab_store_options){0}, "MLFAB_STORE_PART_BYTES is not a size above 0");
+  }
+  setenv("MLFAB_STORE_PART_BYTES", "6GiB", 1); /* the unit counts: the limit is 5 GiB */
+  refused((mlfab_store_options){0}, "part_bytes is not from 64 KiB to 5 GiB");
+  setenv("MLFAB_STORE_PART_BYTES", "63KiB", 1);
+  refused((mlfab_store_options){0}, "part_bytes is not from 64 KiB to 5 GiB");
+  setenv("MLFAB_STORE_PART_BYTES", "5MB", 1);
+  static const char *const times[] = {"0s", "5MB", "1sec", "99999999999h"};
+  for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+    setenv("MLFAB_STORE_TIMEOUT_MS", times[i], 1);
+    refused((mlfab_store_options){0}, "MLFAB_STORE_TIMEOUT_MS is not a time above 0");
+  }
+  setenv("MLFAB_STORE_TIMEOUT_MS", "25h", 1);
+  refused((mlfab_store_options){0}, "timeout_ns is more than a day");
+  setenv("MLFAB_STORE_TIMEOUT_MS", "30s", 1);
   setenv("AWS_ENDPOINT_URL", "https://host:9000/", 1);
   assert_int_equal(mlfab_store_open(NULL, &store, NULL), 0);
   mlfab_store_close(&store);
   mlfab_store_close(&store);
   mlfab_store_close(NULL);
+  unsetenv("MLFAB_STORE_TIMEOUT_MS");
   unsetenv("MLFAB_STORE_PART_BYTES");
   unsetenv("AWS_ENDPOINT_URL");
 }

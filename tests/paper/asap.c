@@ -225,6 +225,9 @@ static void rows_of_gaps(void) {
   add("ASAP fig. 2: gap, chain, 6 nodes", ".1", gap(MLFAB_GRAPH_CHAIN, 6), "", .133, .135, "");
   add("ASAP §6.1: gap, chain, 25 nodes, times 1000", "about 8", 1000 * gap(MLFAB_GRAPH_CHAIN, 25),
       "", 7.8, 8, "fig. 2 has 2");
+  paper_picture(
+      "paper-gap",
+      "A row is a graph and its number of nodes; further right, workers agree after fewer steps.");
 }
 
 static double from_five(void) {
@@ -260,6 +263,9 @@ static void rows_of_inputs(uint32_t seeds) {
   add("ASAP fig. 8: NOTIFY-ACK, inputs that are torn", "0", torn[1], "%", 0, 1e-9, "");
   add("ASAP fig. 8: BSP, inputs that are torn", "-", torn[2], "%", 1e-9, 100, "");
   add("ASAP fig. 8: ASYNC, inputs that are torn", "-", torn[3], "%", 1e-9, 100, "");
+  paper_picture(
+      "paper-reduces",
+      "A row is a way to wait; further right, more reduces have at least so many inputs.");
 }
 
 static int by_size(const void *a, const void *b) {

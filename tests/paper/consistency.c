@@ -275,6 +275,9 @@ static void table_iv(void) {
       "does not follow from the printed rule, which under any law that gives SSP about 4002 has "
       "some "
       "twenty times as many; the range was found with shorter runs, see below");
+  paper_picture("paper-pulls",
+                "A row is a kind of execution and a model of Table IV; further left, fewer pulls "
+                "wait. The axis is logarithmic.");
 }
 
 /* ---- lazy execution, PSSP and the SSP of the same bound, time ---- */

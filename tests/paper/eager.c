@@ -354,5 +354,8 @@ int paper_eager(uint32_t seeds) {
       2.95,
       "falls from 3P/(P+1) = 2.91 where the exchange takes longer; a mean above 3.1 would be "
       "that of the wrong initiators");
+  paper_picture("paper-eager",
+                "Colours are kinds of partial allreduce, and marks are networks; higher is faster. "
+                "The paper has one mean over its sizes for each kind, the dashed lines.");
   return bench.failures;
 }

@@ -220,6 +220,9 @@ static void speedups(void) {
     add(claim, printed[i / 3][1], ratio(s[2], s[0]), "x", 0.9, 1.1,
         "fewer stragglers help the ring a little");
   }
+  paper_picture(
+      "paper-speedup",
+      "A row is a setting of computing and network; right of 1, MLfabric is faster than the ring.");
 }
 
 static void times(void) {
@@ -435,6 +438,9 @@ static void against_rings(void) {
       "a card (first table), which is faster. So divided they would be %.2f to %.2f.",
       least, most);
   paper_text(text);
+  paper_picture("paper-rounds",
+                "A row is a setting, and a line the range that the paper gives; left of 1, a round "
+                "of MLfabric is shorter than one of the ring.");
 }
 
 static void against_trees(void) {
@@ -473,6 +479,9 @@ static void against_trees(void) {
         "the paper does not say whether its tree pipelines. A pipelined tree of hosts is faster "
         "still");
   }
+  paper_picture("paper-tree",
+                "ResNet-152: a row is MLfabric-S or a kind of tree, and further left is faster; "
+                "the paper has one tree, which stands in each row.");
 }
 
 static void figure_8(void) {
@@ -506,6 +515,9 @@ static void figure_8(void) {
     add(claim, i == 1 ? "9" : "-", 100 * ratio((double)tree_at[i], (double)tree_all), "%",
         i == 1 ? 8 : 0, i == 1 ? 12 : 0, i == 1 ? "a tenth of the links is that slow" : "");
   }
+  paper_picture("paper-links",
+                "A point is the share of the messages that come in by the slowest links; further "
+                "left, an algorithm avoids them better.");
 }
 
 int main(int argc, char **argv) {

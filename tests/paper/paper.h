@@ -138,7 +138,9 @@ typedef struct paper_row {
 int paper_report_open(const char *tsv, const char *page);
 void paper_text(const char *text); /* a paragraph or heading of the page */
 void paper_line(const char *text); /* as it is */
-void paper_table(void);            /* begins a table */
+/* A picture of docs/img, which `make plots` draws from the file, and how to read it. It ends a table. */
+void paper_picture(const char *name, const char *how);
+void paper_table(void); /* begins a table */
 void paper_add(const paper_row *row);
 int paper_report_close(void); /* 0, or 1 when writing failed */
 

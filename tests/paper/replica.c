@@ -500,6 +500,12 @@ static void put_overheads(const replica_table *t) {
   add("chain of updates / replica, Div_max 600: bytes to the replica", "up to 30",
       saving(&t->beside[last]) / saving(&t->chain[1]), "x", 0, 0,
       "the paper's \"overhead\" may be this or time");
+  paper_picture("paper-replica",
+                "A row is a way to keep a second copy, with its Div_max or updates between "
+                "checkpoints; further left costs less time. The axis is logarithmic.");
+  paper_picture(
+      "paper-sums",
+      "Fig. 9 at a Div_max of 600: further right, a transfer to the replica carries more updates.");
 }
 
 int paper_replica(uint32_t seeds) {

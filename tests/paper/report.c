@@ -21,6 +21,10 @@ void paper_text(const char *text) { fprintf(page, "\n%s\n\n", text); }
 
 void paper_line(const char *text) { fprintf(page, "%s\n", text); }
 
+void paper_picture(const char *name, const char *how) {
+  fprintf(page, "\n![the paper's figures beside ours](img/%s.svg)\n\n%s\n\n", name, how);
+}
+
 void paper_table(void) {
   fputs("| | paper | ours | unit | expected | |\n|---|---|---|---|---|---|\n", page);
 }

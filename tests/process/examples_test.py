@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """The programs of examples/: each runs as its header says, must succeed and must print what it promises."""
+import glob
 import os
 import re
+import shutil
 import tempfile
 
 from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, start
 
 EXAMPLES = os.path.join(BUILD, "examples")
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
 
 def example(name, *arguments, workers=0, servers=1, run=(), status=0):
@@ -145,6 +148,24 @@ def test_diloco():
     expect(40 * bytes_sent[1] < bytes_sent[0] and 3 * bytes_sent[2] < bytes_sent[1], "bytes", out)
     expect(20 * seconds[1] < seconds[0] and seconds[2] < seconds[1], "time", out)
     expect(loss[1] < 1.2 * loss[0] and 2 * loss[2] < loss[0], "it learns worse", out)
+
+
+def test_each_alone():
+    """Each is built in a fresh folder by the command of its first lines, from itself, example.h, the headers and objects."""
+    objects = [os.path.join(BUILD, name) for name in ("mlfab.o", "mlfab_sim.o")]
+    if "san" in BUILD or not all(map(os.path.exists, objects)):
+        raise Skip("the objects are not built, or need a sanitizer")
+    sources = sorted(glob.glob(os.path.join(ROOT, "examples", "[0-9]*.c")))
+    expect(len(sources) >= 14, "all examples", sources)
+    for source in sources:
+        with open(source, encoding="utf-8") as file:
+            command = re.search(r"^ \* Build: +(cc -O2 -o (\w+) .*)$", file.read(), re.M)
+        expect(command and command[2] + ".c" == os.path.basename(source), "%s says how it is built" % source)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in [source, os.path.join(ROOT, "examples", "example.h"), *glob.glob(os.path.join(ROOT, "mlfab*.h")), *objects]:
+                shutil.copy(path, folder)
+            made = finish(start("sh", "-c", "cd '%s' && %s" % (folder, command[1].replace("cc -O2", "cc -O1 -Wall -Wextra -Werror"))))
+            expect(made.code == 0 and os.path.exists(os.path.join(folder, command[2])), command[1], made)
 
 
 if __name__ == "__main__":

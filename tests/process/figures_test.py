@@ -223,6 +223,14 @@ def test_the_trainers_of_porting():
                 expect(out == 4 * (shown + "\n"), "four workers", out)
 
 
+def test_the_diffs_of_trainers():
+    """docs/trainers.md: each diff has as many more lines as the page says, at most 15."""
+    text = read("docs/trainers.md")
+    told = [int(n) for n in re.findall(r"(\d+) more lines", text)]
+    more = [len(re.findall(r"^\+", diff, re.M)) - len(re.findall(r"^-", diff, re.M)) for diff in re.findall(r"```diff\n(.*?)```", text, re.S)]
+    expect(len(more) == 2 and told == more and max(more) <= 15, "two diffs", (told, more))
+
+
 def test_the_first_program():
     """The README's program compiles, and prints the loss that stands below it; two processes print another one, which ends as low."""
     text = read("README.md")
@@ -314,7 +322,7 @@ def test_recipes_have_the_version():
     version = re.search(r'^#define MLFAB_VERSION "(.*)"', read("mlfab.h"), re.M)[1]
     for path, pattern in (("packaging/debian/changelog", r"^mlfab \((.*)-\d+\)"), ("packaging/meson/mlfab.wrap", r"mlfab-([\d.]+)\.tar"),
                           ("packaging/meson/packagefiles/mlfab/meson.build", r"version : '(.*?)'"), ("packaging/README.md", r"mlfab-([\d.]+)\.tar"),
-                          ("CHANGELOG.md", r"^## ([\d.]+)")):
+                          ("packaging/spack/package.py", r'version\("([\d.]+)"\)'), ("CHANGELOG.md", r"^## ([\d.]+)")):
         found = re.search(pattern, read(path), re.M)
         expect(found and found[1] == version, "%s: version %s" % (path, version), found and found[0])
 

@@ -311,7 +311,7 @@ def test_types_that_differ_between_the_ranks():
 
 def test_sizes_that_are_left_to_mpi():
     for mpi in every_mpi():
-        result, told = preloaded(mpi, 2, MLFAB_MPI_BYTES=10 ** 8)
+        result, told = preloaded(mpi, 2, MLFAB_MPI_BYTES="100MB")
         expect(result.code == 0 and "all is right" in result.out and not told, "%s: all went to MPI" % mpi, result)
 
 
@@ -319,6 +319,7 @@ def test_a_report_of_nothing():
     """It is written also where no call was large enough, mlfab did not open, or the program ends without MPI_Finalize."""
     for mpi in every_mpi():
         for settings, why in ((dict(MLFAB_MPI_BYTES=10 ** 8), r"had MLFAB_MPI_BYTES \(100000000\)"),
+                              (dict(MLFAB_MPI_BYTES="96MiB"), r"had MLFAB_MPI_BYTES \(100663296\)"),
                               (dict(MLFAB_MPI_BYTES="many"), "it did not open")):
             result, told = preloaded(mpi, 2, **settings)
             ranks = re.findall(r"^mlfab_mpi: rank (\d): no call went through mlfab: .*%s" % why, result.err, re.M)
@@ -357,7 +358,8 @@ def test_settings_of_the_profile_that_cannot_be():
     for mpi in every_mpi():
         for settings, text in ((dict(MLFAB_MPI_PARTIAL="solo"), "needs MLFAB_MPI_PARTIAL_BYTES"),
                                (dict(MLFAB_MPI_PARTIAL="most", MLFAB_MPI_PARTIAL_BYTES=1), "not solo, majority or quorum"),
-                               (dict(MLFAB_MPI_BYTES="many"), "not a number of bytes")):
+                               *((dict(MLFAB_MPI_BYTES=text), "not a size, as 65536 or 64KiB")
+                                 for text in ("many", "64kb", "MB", "-1", "1.5MB", "20000000TB", "99999999999999999999"))):
             result, told = preloaded(mpi, 2, **settings)
             expect(result.code == 0 and "all is right" in result.out and not told, "%s: MPI goes on alone" % mpi, result)
             expect(text in result.err, "%s: and every rank says why" % mpi, result)
