@@ -2,6 +2,7 @@
  * gives numbers; wrong configurations. tests/sim/test_growth.c has the rounds. */
 #define _GNU_SOURCE 1
 #include "world.h"
+#include "../testing.h"
 #include "../../mlfab_partial.h"
 
 #include <pthread.h>
@@ -73,10 +74,9 @@ static void expect_sum(uint32_t i, float sum) {
 }
 
 /* A call that is open when a joiner calls ends with the members that it had; the next one has the joiner. */
-static void test_collectives(void **state) {
+TEST(test_collectives) {
   mlfab_request first[2], r[3];
   uint32_t ranks[4], n = 0;
-  (void)state;
   for (uint64_t seed = 1; seed < 20; seed++) {
     int late = seed % 2 == 1; /* is a call open when the joiner comes? */
     open_founders(seed);
@@ -120,9 +120,8 @@ static void test_collectives(void **state) {
 }
 
 /* No barrier waits for a joiner before its first, which meets the first that is not over. All later ones wait for it. */
-static void test_barrier(void **state) {
+TEST(test_barrier) {
   mlfab_request r[3];
-  (void)state;
   open_founders(5);
   OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
   open_joiner();
@@ -195,9 +194,8 @@ static void has_rank(mlfab *node, int32_t want) {
 }
 
 /* Server 0 gives numbers that nobody has, then those of workers that have left; and no more than there are. */
-static void test_numbers(void **state) {
+TEST(test_numbers) {
   mlfab_error error;
-  (void)state;
   fresh_address("numbers");
   mlfab_config first = config_of(0, 1, 3), c = joining();
   mlfab *founder = open_as(&first), *one = open_as(&c), *two = open_as(&c);
@@ -232,10 +230,9 @@ static void test_numbers(void **state) {
   mlfab_close(&founder);
 }
 
-static void test_configurations(void **state) {
+TEST(test_configurations) {
   mlfab *node = NULL;
   mlfab_error error;
-  (void)state;
   fresh_address("none");
   mlfab_config c = config_of(0, 4, 3);
   refused(&c, MLFAB_ERR_CONFIG, "workers_max is below workers");
@@ -323,13 +320,12 @@ static void *founder_runs(void *user) {
 }
 
 /* A partial reduction stays with the members that opened it. A joiner's calls wait for its end, and say for whom. */
-static void test_objects(void **state) {
+TEST(test_objects) {
   founder f[2] = {{.rank = 0}, {.rank = 1}};
   mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 300 * WORLD_MS};
   mlfab_config c = joining();
   mlfab_error error;
   float x = 4.0f;
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   fresh_address("objects");
   c = joining();
@@ -358,10 +354,4 @@ static void test_objects(void **state) {
   pthread_barrier_destroy(&meet);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_collectives),
-                                     cmocka_unit_test(test_barrier), cmocka_unit_test(test_numbers),
-                                     cmocka_unit_test(test_configurations),
-                                     cmocka_unit_test(test_objects)};
-  return cmocka_run_group_tests_name("growth", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -1,5 +1,6 @@
 /* test_scheduler_lost.c - a server whose local worker has closed still notices the loss of the scheduler. */
 #include "world.h"
+#include "../testing.h"
 
 enum { FLOATS = 500000, SCHEDULER = 3 }; /* 2 MB: planned */
 
@@ -56,8 +57,7 @@ static void worker_looks(void *user) {
   mlfab_abandon(&f->node[0]);
 }
 
-static void test_scheduler_dies_meanwhile(void **state) {
-  (void)state;
+TEST(test_scheduler_dies_meanwhile) {
   static fabric f;
   fabric_open(&f);
   uint64_t now = mlfab_sim_clock(f.sim);
@@ -71,7 +71,4 @@ static void test_scheduler_dies_meanwhile(void **state) {
   mlfab_sim_destroy(&f.sim);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_scheduler_dies_meanwhile)};
-  return cmocka_run_group_tests_name("review_close", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
