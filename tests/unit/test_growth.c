@@ -15,19 +15,10 @@ enum { COUNT = 8 };
 static world w;
 
 static void open_one(uint32_t i) {
-  mlfab_error error;
   mlfab_config c = world_config(&w, i);
   c.workers = 2;
   c.workers_max = 3;
-  if (mlfab_sim_open(w.sim, i, &c, &w.node[i], &error)) fail_msg("node %u: %s", i, error.text);
-}
-
-static void until_ready(uint32_t i) {
-  mlfab_error error;
-  for (int ready = 0; ready != 1; ready = mlfab_is_ready(w.node[i], &error)) {
-    if (ready < 0) fail_msg("node %u: %s", i, error.text);
-    assert_int_equal(mlfab_sim_step(w.sim), 1);
-  }
+  sim_open(w.sim, i, &c, &w.node[i]);
 }
 
 static void open_founders(uint64_t seed) {
@@ -36,12 +27,12 @@ static void open_founders(uint64_t seed) {
   for (uint32_t i = 0; i < 4; i++)
     if (i != 2) open_one(i);
   for (uint32_t i = 0; i < 4; i++)
-    if (i != 2) until_ready(i);
+    if (i != 2) world_await(&w, i);
 }
 
 static void open_joiner(void) {
   open_one(2);
-  until_ready(2);
+  world_await(&w, 2);
 }
 
 static int is_done(uint32_t i, mlfab_request request, int status) {
@@ -54,7 +45,7 @@ static int is_done(uint32_t i, mlfab_request request, int status) {
 
 /* Waits for a request, while the simulator drives all nodes. */
 static void wait_for(uint32_t i, mlfab_request request, int status) {
-  while (!is_done(i, request, status)) assert_int_equal(mlfab_sim_step(w.sim), 1);
+  while (!is_done(i, request, status)) sim_step(w.sim);
 }
 
 static float data[3][COUNT];

@@ -13,7 +13,6 @@ typedef struct fabric {
 } fabric;
 
 static void fabric_open(fabric *f) {
-  mlfab_error error;
   mlfab_sim_options options = {
       .size = sizeof options, .hosts = SCHEDULER + 1, .seed = 1, .rate_bytes_per_s = 20000000};
   assert_int_equal(mlfab_sim_create(&options, &f->sim), 0);
@@ -25,12 +24,9 @@ static void fabric_open(fabric *f) {
     c.scheduler = MLFAB_SCHEDULER_OWN;
     c.rank = i < SCHEDULER ? i : 0;
     if (i == SCHEDULER) c.roles = MLFAB_ROLE_SCHEDULER;
-    int code = mlfab_sim_open(f->sim, (uint32_t)i, &c, &f->node[i], &error);
-    if (code) fail_msg("node %d: %s", i, error.text);
+    sim_open(f->sim, (uint32_t)i, &c, &f->node[i]);
   }
-  for (int i = 0; i <= SCHEDULER; i++) {
-    while (mlfab_is_ready(f->node[i], &error) == 0) assert_int_equal(mlfab_sim_step(f->sim), 1);
-  }
+  for (int i = 0; i <= SCHEDULER; i++) sim_await(f->sim, f->node[i]);
   mlfab_model_options model = {.size = sizeof model, .ghost = 1};
   for (int i = 0; i < SCHEDULER; i++) {
     OK(f->node[i], mlfab_tensor_add(f->node[i], 1, MLFAB_F32, FLOATS));
