@@ -582,6 +582,16 @@ static void small_batch(void) {
                         .delay_bound = INT64_MAX};
 }
 
+/* Grouping alone, of the first n updates. */
+static mlfab__group_input small_group(uint32_t n) {
+  return (mlfab__group_input){.updates = it.updates,
+                              .n = n,
+                              .server = it.server,
+                              .servers = 1,
+                              .aggregators = it.aggregators,
+                              .k = 1};
+}
+
 static int plan_small(mlfab__planned planned[2], uint32_t *applied_p, double *time_p) {
   mlfab__group_choice choice = {0};
   int code = mlfab__plan_batch(&planner, &it.net, &it.b, planned, applied_p, &choice);
@@ -618,12 +628,7 @@ TEST(test_group_refusals) {
     mlfab__grouped out[2];
     mlfab__group_choice choice;
     small_batch();
-    mlfab__group_input in = {.updates = it.updates,
-                             .n = 2,
-                             .server = it.server,
-                             .servers = 1,
-                             .aggregators = it.aggregators,
-                             .k = 1};
+    mlfab__group_input in = small_group(2);
     it.bytes[1][0] = sizes[k];
     int code = mlfab__group_plan(&planner.grouper, &it.net, &in, 0, out, &choice);
     assert_int_equal(code, k == 4 ? 0 : MLFAB_ERR_ARGUMENT);
@@ -691,13 +696,8 @@ TEST(test_cut_through) {
       assert_int_equal(mlfab__network_constant(&it.net, MLFAB__EGRESS, i, 20), 0);
     }
     assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 3, 20), 0);
-    mlfab__group_input in = {.updates = it.updates,
-                             .n = 2,
-                             .server = it.server,
-                             .servers = 1,
-                             .aggregators = it.aggregators,
-                             .k = 1,
-                             .cut = 1};
+    mlfab__group_input in = small_group(2);
+    in.cut = 1;
     uint32_t variant = late ? MLFAB__GROUP_PAPER | MLFAB__GROUP_LATE : MLFAB__GROUP_PAPER;
     assert_int_equal(mlfab__group_case(&planner.grouper, &it.net, &in, variant, 0, 2, out, &time),
                      0);
@@ -717,92 +717,78 @@ TEST(test_cut_through) {
 
 /* ---- out of memory ---- */
 
-/* Fails one allocation of each run in turn: the failure is reported, and nothing stays reserved. */
-TEST(test_memory) {
-  budget memory = {0, 0};
-  mlfab_env hooks = budget_env(&memory);
-  const mlfab__env before = env;
-  int code = MLFAB_ERR_MEMORY;
-  for (uint64_t most = 0; code; most++) {
-    mlfab__planner small;
-    mlfab__planned planned[VECTOR_MOST];
-    mlfab__delivery get[VECTOR_MOST];
-    mlfab__grouped push[VECTOR_MOST];
-    mlfab__group_choice up, down;
-    uint32_t applied, nodes[VECTOR_MOST];
-    double makespan, available[VECTOR_MOST] = {0};
-    assert_int_equal(mlfab__env_init(&env, &hooks), 0);
-    mlfab__planner_init(&small, &env);
-    memory.left = 1000;
-    small_batch();
-    for (uint32_t i = 0; i < VECTOR_MOST; i++) {
-      it.bytes[i][0] = 10;
-      nodes[i] = i % 4;
-      it.updates[i] = (mlfab__candidate){.id = i, .node = i % 2, .bytes = it.bytes[i]};
-    }
-    it.b.n = VECTOR_MOST;
-    it.b.cut = 1;
-    mlfab__allreduce a = {.root = 1,
-                          .bytes = 10,
-                          .aggregators = it.aggregators,
-                          .distributors = it.aggregators,
-                          .k = 1,
-                          .distributors_k = 1,
-                          .nodes = nodes,
-                          .available = available,
-                          .n = VECTOR_MOST};
-    memory.left = most;
-    code = mlfab__plan_batch(&small, &it.net, &it.b, planned, &applied, NULL);
-    if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
-    if (!code) {
-      mlfab__network_undo(&it.net, 0);
-      code = mlfab__group_allreduce(&small.grouper, &it.net, &a, push, get, &up, &down, &makespan);
-      if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
-    }
-    assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
-    mlfab__planner_free(&small);
-    mlfab__network_free(&it.net);
-    assert_int_equal(env.bytes, 0);
-    assert_true(most < 500);
+/* As many updates as a vector has, of which update i is there at `apart` times i. */
+static void full_batch(double apart) {
+  small_batch();
+  for (uint32_t i = 0; i < VECTOR_MOST; i++) {
+    it.bytes[i][0] = 10;
+    it.updates[i] =
+        (mlfab__candidate){.id = i, .node = i % 2, .available = apart * i, .bytes = it.bytes[i]};
   }
-  env = before;
+  it.b.n = VECTOR_MOST;
 }
 
-/* The same for grouping alone, in a network without spare room. */
-TEST(test_group_memory) {
+/* A run after which the batch is planned, or nothing is reserved. */
+static int plan_and_reduce(mlfab__planner *small, budget *memory, uint64_t most) {
+  mlfab__planned planned[VECTOR_MOST];
+  mlfab__delivery get[VECTOR_MOST];
+  mlfab__grouped push[VECTOR_MOST];
+  mlfab__group_choice up, down;
+  uint32_t applied, nodes[VECTOR_MOST];
+  double makespan, available[VECTOR_MOST] = {0};
+  full_batch(0);
+  it.b.cut = 1;
+  for (uint32_t i = 0; i < VECTOR_MOST; i++) nodes[i] = i % 4;
+  mlfab__allreduce a = {.root = 1,
+                        .bytes = 10,
+                        .aggregators = it.aggregators,
+                        .distributors = it.aggregators,
+                        .k = 1,
+                        .distributors_k = 1,
+                        .nodes = nodes,
+                        .available = available,
+                        .n = VECTOR_MOST};
+  memory->left = most;
+  int code = mlfab__plan_batch(small, &it.net, &it.b, planned, &applied, NULL);
+  if (code) return code;
+  mlfab__network_undo(&it.net, 0);
+  return mlfab__group_allreduce(&small->grouper, &it.net, &a, push, get, &up, &down, &makespan);
+}
+
+/* Grouping alone, in a network without spare room. */
+static int group(mlfab__planner *small, budget *memory, uint64_t most) {
+  mlfab__grouped out[VECTOR_MOST];
+  mlfab__group_choice choice;
+  full_batch(3.0);
+  mlfab__group_input in = small_group(VECTOR_MOST);
+  in.k = most % 2;
+  /* One that never arrives: the others go directly, as many as precede it. */
+  if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__network_never();
+  memory->left = most / 4;
+  return mlfab__group_plan(&small->grouper, &it.net, &in, 0, out, &choice);
+}
+
+/* Fails one allocation of each run in turn: the failure is reported, and nothing stays reserved. */
+TEST(test_memory) {
+  static int (*const runs[])(mlfab__planner *, budget *, uint64_t) = {plan_and_reduce, group};
   budget memory = {0, 0};
   mlfab_env hooks = budget_env(&memory);
   const mlfab__env before = env;
-  int code = MLFAB_ERR_MEMORY;
-  for (uint64_t most = 0; code; most++) {
-    mlfab__planner small;
-    mlfab__grouped out[VECTOR_MOST];
-    mlfab__group_choice choice;
-    assert_int_equal(mlfab__env_init(&env, &hooks), 0);
-    mlfab__planner_init(&small, &env);
-    memory.left = 1000;
-    small_batch();
-    for (uint32_t i = 0; i < VECTOR_MOST; i++) {
-      it.bytes[i][0] = 10;
-      it.updates[i] =
-          (mlfab__candidate){.id = i, .node = i % 2, .available = 3.0 * i, .bytes = it.bytes[i]};
+  for (size_t k = 0; k < MLFAB__COUNT(runs); k++) {
+    int code = MLFAB_ERR_MEMORY;
+    for (uint64_t most = 0; code; most++) {
+      mlfab__planner small;
+      assert_int_equal(mlfab__env_init(&env, &hooks), 0);
+      mlfab__planner_init(&small, &env);
+      memory.left = 1000;
+      code = runs[k](&small, &memory, most);
+      assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
+      if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+      mlfab__planner_free(&small);
+      mlfab__network_free(&it.net);
+      assert_int_equal(env.bytes, 0);
+      assert_true(most < 1000);
     }
-    mlfab__group_input in = {.updates = it.updates,
-                             .n = VECTOR_MOST,
-                             .server = it.server,
-                             .servers = 1,
-                             .aggregators = it.aggregators,
-                             .k = most % 2};
-    /* One that never arrives: the others go directly, as many as precede it. */
-    if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__network_never();
-    memory.left = most / 4;
-    code = mlfab__group_plan(&small.grouper, &it.net, &in, 0, out, &choice);
-    if (code) assert_int_equal(code, MLFAB_ERR_MEMORY);
-    if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
-    mlfab__planner_free(&small);
-    mlfab__network_free(&it.net);
-    assert_int_equal(env.bytes, 0);
-    assert_true(most < 1000);
   }
   env = before;
 }
