@@ -1,4 +1,4 @@
-/* test_growth.c - what a worker that joins a running fabric means to collectives, objects and barriers; how server 0
+/* test_growth.c - what a worker that joins a running fabric means to collectives and objects; how server 0
  * gives numbers; wrong configurations. tests/sim/test_growth.c has the rounds. */
 #define _GNU_SOURCE 1
 #include "world.h"
@@ -108,30 +108,6 @@ TEST(test_collectives) {
     for (uint32_t i = 0; i < 3; i++) expect_sum(i, 7.0f);
     world_close(&w);
   }
-}
-
-/* No barrier waits for a joiner before its first, which meets the first that is not over. All later ones wait for it. */
-TEST(test_barrier) {
-  mlfab_request r[3];
-  open_founders(5);
-  OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
-  open_joiner();
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(0, r[0], 0));
-  OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
-  for (uint32_t i = 0; i < 2; i++) wait_for(i, r[i], 0);
-  OK(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r[2]));
-  OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(2, r[2], 0));
-  OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
-  for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-  for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &r[i]));
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(0, r[0], 0));
-  OK(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r[2]));
-  for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-  world_close(&w);
 }
 
 /* --- real processes' contexts, in one process: opening with `join` waits --- */
