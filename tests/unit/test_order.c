@@ -1,5 +1,5 @@
 /* test_order.c - core/sched/order.c, group.c and plan.c against the algorithms as they are written
- * (literal.h), bit for bit on random batches, and those against all possibilities of small batches.
+ * (literal.h), bit for bit on random batches.
  *
  * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
 #include "literal.h"
@@ -217,33 +217,6 @@ static double compare_groups(const mlfab__network *base, const mlfab__ordered *o
   return choice.time;
 }
 
-/* The benefit of aggregators that cut through: a plan with them is never later, unless the first group is
- * free. */
-typedef struct gains {
-  double sum, worst;
-  uint64_t n, later, never;
-} gains;
-
-static void gains_add(gains *g, double whole, double cut) {
-  if (!literal_is_time(whole) || !(whole > 0)) return;
-  g->never += !literal_is_time(cut);
-  if (!literal_is_time(cut)) return;
-  g->sum += 1 - cut / whole;
-  g->n++;
-  g->later += (uint64_t)literal_less(whole, cut);
-  g->worst = fmax(g->worst, cut / whole - 1);
-}
-
-static void gains_print(const gains *g, const char *what) {
-  print_message(
-      "%s: %.2f %% earlier on average, later in %llu of %llu batches, by %.0f %% at worst, "
-      "never in %llu\n",
-      what, 100 * g->sum / (double)g->n, (unsigned long long)g->later, (unsigned long long)g->n,
-      100 * g->worst, (unsigned long long)g->never);
-}
-
-static gains planned_gains, best_gains, distributed_gains;
-
 /* ---- distribution ---- */
 
 /* No distributor passes on a byte that it has not received. */
@@ -267,8 +240,8 @@ static void check_spreads(const mlfab__distribution *d, const mlfab__delivery *o
   }
 }
 
-/* Treats the batch's updates as requests for a model. Returns when the last node has it. */
-static double compare_distribution(const mlfab__network *base) {
+/* Treats the batch's updates as requests for a model. */
+static void compare_distribution(const mlfab__network *base) {
   static mlfab__network mirrored;
   mlfab__candidate candidates[BATCH_MOST];
   mlfab__grouped grouped[BATCH_MOST];
@@ -318,7 +291,6 @@ static double compare_distribution(const mlfab__network *base) {
   mlfab__network_undo(&it.net, 0);
   same_networks(&it.net, base);
   mlfab__network_free(&mirrored);
-  return makespan;
 }
 
 static void compare_batch(uint64_t seed, uint32_t most) {
@@ -332,14 +304,12 @@ static void compare_batch(uint64_t seed, uint32_t most) {
   if (it.b.list) {
     for (n = 0; n < it.b.n; n++) ordered[n] = (mlfab__ordered){n, MLFAB__LISTED, 0};
   }
-  double time[2], makespan[2];
+  double time[2];
   for (it.b.cut = 0; it.b.cut < 2; it.b.cut++) {
     time[it.b.cut] = compare_groups(&base, ordered, n);
-    makespan[it.b.cut] = compare_distribution(&base);
+    compare_distribution(&base);
   }
   if (!it.b.best) same((uint64_t)literal_less(time[0], time[1]), 0, "cutting through is later");
-  gains_add(it.b.best ? &best_gains : &planned_gains, time[0], time[1]);
-  gains_add(&distributed_gains, makespan[0], makespan[1]);
   mlfab__network_free(&it.net);
   mlfab__network_free(&base);
 }
@@ -355,9 +325,6 @@ TEST(test_same_plans) {
   for (uint64_t seed = 1; seed <= count; seed++)
     compare_batch(seed, seed % 16 ? 20 : BATCH_GROUPED);
   print_message("%llu batches\n", (unsigned long long)count);
-  gains_print(&planned_gains, "cutting through, plans");
-  gains_print(&best_gains, "cutting through, the best of all variants");
-  gains_print(&distributed_gains, "cutting through, distribution");
   print_message("%llu sums go before all of their members are there\n",
                 (unsigned long long)cut_sums);
   assert_true(cut_sums > count / 10);
@@ -441,119 +408,6 @@ TEST(test_sum_of_several_servers) {
   assert_int_equal(choice.n, 0);
   same_bits(choice.time, 6, "T");
   mlfab__network_free(&net);
-}
-
-/* ---- how far the algorithms are from the optimum ---- */
-
-enum { SMALL = 6 };
-
-typedef struct gap {
-  double sum, worst;
-  uint64_t n;
-} gap;
-
-static void gap_add(gap *g, double is, double best) {
-  if (!literal_is_time(is) || !literal_is_time(best)) return;
-  assert_false(literal_less(is, best));
-  double more = best > 0 ? is / best - 1 : 0;
-  g->sum += more;
-  g->worst = fmax(g->worst, more);
-  g->n++;
-}
-
-static void gap_print(const gap *g, const char *what) {
-  print_message("%s: %.2f %% above the best on average, %.0f %% at worst, of %llu batches\n", what,
-                100 * g->sum / (double)g->n, 100 * g->worst, (unsigned long long)g->n);
-}
-
-/* All orders of all subsets, starting from the updates already sent: the least sum of ends when all that
- * can be sent are sent (Alg. 1), and the largest number that can be applied within their deadlines (Alg.
- * 2). */
-static void try_orders(mlfab__network *net, uint32_t used, uint32_t position, double sum,
-                       double *least_p, uint32_t *most_p, int in_time) {
-  if (in_time && position > *most_p) *most_p = position;
-  if (position == it.b.n && sum < *least_p) *least_p = sum;
-  for (uint32_t g = 0; g < it.b.n; g++) {
-    if (used >> g & 1) continue;
-    const mlfab__candidate *c = &it.updates[g];
-    int64_t dl = mlfab__order_deadline(c->version, it.b.delay_bound, it.b.version);
-    uint32_t mark = mlfab__network_mark(net);
-    double end = literal_send(net, &c->node, 0, it.server, c->bytes, it.b.servers, c->available);
-    if (literal_is_time(end)) {
-      try_orders(net, used | 1u << g, position + 1, sum + end, least_p, most_p,
-                 in_time && dl > (int64_t)position);
-    }
-    mlfab__network_undo(net, mark);
-  }
-}
-
-/* All ways to cut the rest of an order into consecutive groups, one per aggregator, in the aggregators'
- * order. */
-static double try_cuts(mlfab__network *net, const mlfab__group_input *in, uint32_t i, uint32_t q,
-                       double t_max) {
-  double best = i == in->n ? t_max : mlfab__network_never();
-  for (uint32_t a = q; i < in->n && a <= in->k; a++) {
-    const uint32_t *to = in->aggregators + (a - 1) * in->servers;
-    uint32_t mark = mlfab__network_mark(net);
-    double ready = 0, size[BATCH_SERVERS] = {0};
-    for (uint32_t end = i; end < in->n; end++) {
-      const mlfab__candidate *c = &in->updates[in->order[end]];
-      double t = literal_send(net, &c->node, 0, to, c->bytes, in->servers, c->available);
-      if (!literal_is_time(t)) break;
-      ready = fmax(ready, t);
-      for (uint32_t j = 0; j < in->servers; j++) size[j] = fmax(size[j], c->bytes[j]);
-      uint32_t before = mlfab__network_mark(net);
-      t = literal_send(net, to, 1, in->server, size, in->servers, ready);
-      if (literal_is_time(t)) best = fmin(best, try_cuts(net, in, end + 1, a + 1, fmax(t_max, t)));
-      mlfab__network_undo(net, before);
-    }
-    mlfab__network_undo(net, mark);
-  }
-  return best;
-}
-
-static double try_groups(mlfab__network *net, const mlfab__group_input *in) {
-  double best = mlfab__network_never(), t_max = in->start;
-  for (uint32_t n = 0; n <= in->n; n++) {
-    best = fmin(best, try_cuts(net, in, n, 1, t_max));
-    if (n == in->n) break;
-    const mlfab__candidate *c = &in->updates[in->order[n]];
-    double t = literal_send(net, &c->node, 0, in->server, c->bytes, in->servers, c->available);
-    if (!literal_is_time(t)) break;
-    t_max = fmax(t_max, t);
-  }
-  mlfab__network_undo(net, 0);
-  return best;
-}
-
-TEST(test_gaps) {
-  gap sums = {0}, groups = {0};
-  uint64_t fewer = 0, batches = test_cases(300), applied_all = 0;
-  for (uint64_t seed = 1; seed <= batches; seed++) {
-    mlfab__ordered out[BATCH_MOST];
-    mlfab__grouped grouped[BATCH_MOST];
-    double least = mlfab__network_never(), sum = 0;
-    uint32_t most = 0, order[SMALL];
-    batch_make(&it, &env, seed, SMALL);
-    try_orders(&it.net, 0, 0, 0, &least, &most, 1);
-    uint32_t n = literal_order(&it.net, &it.b, 0, out);
-    for (uint32_t i = 0; i < n; i++) sum += out[i].end;
-    if (n == it.b.n && n > 0) gap_add(&sums, sum, least);
-    n = literal_order(&it.net, &it.b, 1, out);
-    assert_true(n <= most);
-    fewer += most - n;
-    applied_all += most;
-    for (uint32_t i = 0; i < n; i++) order[i] = out[i].update;
-    mlfab__group_input in = input_of(order, n);
-    if (n > 0) {
-      gap_add(&groups, literal_group(&it.net, &in, 0, grouped).time, try_groups(&it.net, &in));
-    }
-    mlfab__network_free(&it.net);
-  }
-  gap_print(&sums, "Alg. 1, sum of ends over all orders");
-  print_message("Alg. 2, applied in time over all orders of all subsets: %.2f %% fewer than most\n",
-                100 * (double)fewer / (double)applied_all);
-  gap_print(&groups, "Alg. 3, T over all consecutive groups");
 }
 
 int main(int argc, char **argv) {

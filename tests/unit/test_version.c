@@ -5,6 +5,7 @@
 
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "json.h"
 
 enum { BYTES_MAX = 1 << 16, GRAINS_MAX = 1 << 12 };
@@ -349,29 +350,14 @@ TEST(test_base_moves) {
   mlfab__tags_free(&env, &tags);
 }
 
-static uint32_t allowed;
-
-static void *few(void *user, size_t bytes) {
-  (void)user;
-  return allowed-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 TEST(test_memory_runs_out) {
-  mlfab_env hooks;
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__env poor;
   mlfab__tags tags;
-  memset(&hooks, 0, sizeof hooks);
-  hooks.size = sizeof hooks;
-  hooks.allocate = few;
-  hooks.release = release;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
   for (uint32_t n = 0; n < 2; n++) {
-    allowed = n;
+    memory.left = n;
     assert_int_equal(mlfab__tags_init(&poor, &tags, 4096, 64), MLFAB_ERR_MEMORY);
     assert_int_equal(poor.bytes, 0);
   }
