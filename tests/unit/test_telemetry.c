@@ -491,32 +491,6 @@ static void train(mlfab *ctx) {
   assert_true(w[3] == 4.0f);
 }
 
-TEST(test_a_path_that_cannot_be_written_is_one_line) {
-  mlfab_env env = {.size = sizeof env, .log = on_log};
-  mlfab_config c = alone();
-  mlfab *ctx = NULL;
-  mlfab_error error;
-  c.env = &env;
-  snprintf(c.metrics, sizeof c.metrics, "%s/none/m.prom", folder);
-  lines = 0;
-  assert_int_equal(mlfab_open(&c, &ctx, &error), 0);
-  train(ctx);
-  nap(150); /* many attempts */
-  assert_int_equal(mlfab_close(&ctx), 0);
-  assert_int_equal(lines, 1);
-  assert_non_null(strstr(said, "metrics: cannot write '"));
-  assert_non_null(strstr(said, "none/m.worker-0.prom': No such file or directory"));
-  snprintf(c.metrics, sizeof c.metrics, "%s", "");
-  snprintf(c.trace, sizeof c.trace, "%s/none/t.json", folder);
-  lines = 0;
-  assert_int_equal(mlfab_open(&c, &ctx, &error), 0);
-  train(ctx);
-  nap(120);
-  assert_int_equal(mlfab_close(&ctx), 0);
-  assert_int_equal(lines, 1);
-  assert_non_null(strstr(said, "trace: cannot write '"));
-}
-
 /* The file that is there is replaced, not written to: who has it open reads it on, whole. */
 TEST(test_metrics_are_replaced) {
   char path[128];
