@@ -82,7 +82,7 @@ static void stop(run *r) {
   if (r->ctx) mlfab_abandon(&r->ctx);
 }
 
-/* What a test has: processes that train, a disk, and another one. */
+/* Each test uses three processes that train, and two disks. */
 static run runs[3];
 static memory_disk disks[2];
 

@@ -2,15 +2,15 @@
  * moment, words between the copies are late or lost, and the copy that takes over contradicts nothing that a worker was
  * told.
  *
- * Oracle: each worker is a literal state machine that knows only what it was told, by whichever copy. The world sees everything:
- * it checks what server 0 says when it says it, and after every event what no worker can see. And what a copy has at a mark is
- * compared with all that the other one was when it sent the mark. */
+ * Oracle: each worker is a literal state machine that knows only its own frames, from either copy. The world sees everything.
+ * It checks each word of server 0 at once, and after every event all that no worker can see. At each mark the state of the
+ * standby is compared with the state that the serving copy had when it sent the mark. */
 #include "core/base/rng.h"
 #include "core/coll/membership.h"
 #include "core/replica/mirror.h"
 #include "../testing.h"
 
-/* ---- workers as comm.h draws them, and a server 0, over links that break and lose what they hold ---- */
+/* ---- workers as comm.h draws them, and a server 0, over links that break and lose frames ---- */
 
 enum { WORKERS = 12, FRAMES = 256, BEAT = 1000, EPOCHS = 4096 };
 
@@ -87,7 +87,7 @@ static void put(pipe *p, uint8_t type, const void *meta, uint32_t bytes) {
   if (bytes > 0) memcpy(m->meta, meta, bytes);
 }
 
-/* What server 0 says is looked at when it says it. */
+/* Checks a word of server 0 as it is said. */
 static void look(uint32_t to, uint8_t type, const void *meta, uint32_t bytes) {
   mlfab__membership_go go;
   mlfab__membership_list list;

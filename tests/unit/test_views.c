@@ -131,7 +131,7 @@ static void shared_end(void) {
   memset(&shared, 0, sizeof shared);
 }
 
-/* What a failed test has left does not disturb the next one. */
+/* A failed test leaves nothing to the next. */
 static int clean(void **state) {
   (void)state;
   memset(&shared, 0, sizeof shared);
