@@ -1,5 +1,5 @@
-/* test_growth.c - what a worker that joins a running fabric means to collectives and objects; how server 0
- * gives numbers; wrong configurations. tests/sim/test_growth.c has the rounds. */
+/* test_growth.c - workers that join a running fabric of contexts in one process: how server 0 gives numbers, objects that keep
+ * their members, wrong configurations. tests/sim/test_growth.c has the rounds, sim/test_joiners.c collectives and barriers. */
 #define _GNU_SOURCE 1
 #include "world.h"
 #include "../testing.h"
@@ -10,109 +10,10 @@
 
 enum { COUNT = 8 };
 
-/* --- two founders and a third number, simulated --- */
-
-static world w;
-
-static void open_one(uint32_t i) {
-  mlfab_config c = world_config(&w, i);
-  c.workers = 2;
-  c.workers_max = 3;
-  sim_open(w.sim, i, &c, &w.node[i]);
-}
-
-static void open_founders(uint64_t seed) {
-  world_init(&w, 3, 1, 1);
-  world_network(&w, seed);
-  for (uint32_t i = 0; i < 4; i++)
-    if (i != 2) open_one(i);
-  for (uint32_t i = 0; i < 4; i++)
-    if (i != 2) world_await(&w, i);
-}
-
-static void open_joiner(void) {
-  open_one(2);
-  world_await(&w, 2);
-}
-
-static int is_done(uint32_t i, mlfab_request request, int status) {
-  mlfab_result result;
-  int done;
-  OK(w.node[i], mlfab_test(w.node[i], request, &done, &result));
-  if (done) world_expect(w.node[i], result.status, status, "request");
-  return done;
-}
-
-/* Waits for a request, while the simulator drives all nodes. */
-static void wait_for(uint32_t i, mlfab_request request, int status) {
-  while (!is_done(i, request, status)) sim_step(w.sim);
-}
-
-static float data[3][COUNT];
-
-static mlfab_request allreduce(uint32_t i) {
-  const mlfab_vec vec = {data[i], COUNT};
-  mlfab_request request;
-  for (uint32_t k = 0; k < COUNT; k++) data[i][k] = (float)(1 << i);
-  OK(w.node[i], mlfab_allreduce_start(w.node[i], &vec, 1, MLFAB_F32, NULL, &request));
-  return request;
-}
-
-static void expect_sum(uint32_t i, float sum) {
-  for (uint32_t k = 0; k < COUNT; k++)
-    if (data[i][k] < sum || data[i][k] > sum)
-      fail_msg("worker %u has %g, not %g", i, (double)data[i][k], (double)sum);
-}
-
-/* A call that is open when a joiner calls ends with the members that it had; the next one has the joiner. */
-TEST(test_collectives) {
-  mlfab_request first[2], r[3];
-  uint32_t ranks[4], n = 0;
-  for (uint64_t seed = 1; seed < 20; seed++) {
-    int late = seed % 2 == 1; /* is a call open when the joiner comes? */
-    open_founders(seed);
-    for (uint32_t i = 0; i < 2; i++) first[i] = allreduce(i);
-    for (uint32_t i = 0; i < 2; i++) wait_for(i, first[i], 0);
-    if (late) first[0] = allreduce(0);
-    open_joiner();
-    OK(w.node[2], mlfab_present(w.node[2], ranks, 4, &n));
-    assert_int_equal(n, 3);
-    r[2] = allreduce(2);
-    mlfab_sim_run(w.sim, WORLD_S * (seed % 3));
-    assert_false(is_done(2, r[2], 0));
-    if (late) {
-      first[1] = allreduce(1);
-      for (uint32_t i = 0; i < 2; i++) wait_for(i, first[i], 0);
-      for (uint32_t i = 0; i < 2; i++) expect_sum(i, 3.0f);
-    }
-    if (late) mlfab_sim_run(w.sim, WORLD_MS); /* the epoch ends when its calls have */
-    /* The founders may have begun another call before they were told. */
-    for (int calls = 0; data[0][0] < 3.5f || calls == 0; calls++) {
-      for (uint32_t i = 0; i < 2; i++) r[i] = allreduce(i);
-      for (uint32_t i = 0; i < 2; i++) wait_for(i, r[i], 0);
-      expect_sum(1, data[0][0]);
-      assert_true(calls < 8);
-    }
-    wait_for(2, r[2], 0);
-    for (uint32_t i = 0; i < 3; i++) expect_sum(i, 7.0f);
-    OK(w.node[0], mlfab_present(w.node[0], ranks, 4, &n));
-    assert_int_equal(n, 3);
-    /* It leaves in good order, and its number is taken again: still no failure. */
-    OK(w.node[2], mlfab_finish(w.node[2], 0));
-    mlfab_close(&w.node[2]);
-    open_joiner();
-    r[2] = allreduce(2);
-    mlfab_sim_run(w.sim, WORLD_S);
-    for (uint32_t i = 0; i < 2; i++) r[i] = allreduce(i);
-    for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-    for (uint32_t i = 0; i < 3; i++) expect_sum(i, 7.0f);
-    world_close(&w);
-  }
-}
-
 /* --- real processes' contexts, in one process: opening with `join` waits --- */
 
 static char address[64];
+static float data[COUNT];
 
 static mlfab_config config_of(int32_t rank, uint32_t workers, uint32_t workers_max) {
   mlfab_config c;
@@ -176,7 +77,7 @@ TEST(test_numbers) {
           "workers_max (MLFAB_WORKERS_MAX) is 4 at worker 2, 3 at server 0");
   refused(&few, MLFAB_ERR_WORLD, "is 2 at worker 1, 1 at server 0");
   /* A joiner with another model, and then with the right one. */
-  mlfab_buf none = {7, 0, data[0], COUNT};
+  mlfab_buf none = {7, 0, data, COUNT};
   OK(founder, mlfab_tensor_add(founder, 7, MLFAB_F32, COUNT));
   OK(founder, mlfab_model_start(founder, NULL, NULL, 0));
   OK(one, mlfab_tensor_add(one, 7, MLFAB_F32, COUNT + 1));
