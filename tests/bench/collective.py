@@ -21,7 +21,6 @@ SPDX-License-Identifier: MIT
 """
 import argparse
 import os
-import resource
 import select
 import shutil
 import signal
@@ -30,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from eager import cpu_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4KB": 4 * KIB, "64KB": 64 * KIB, "1MB": MIB, "16MB": 16 * MIB, "100MB": 100 * MIB}
@@ -273,15 +274,6 @@ class Bench:
             self.groups = {}
 
 
-def cpu_seconds():
-    """Of all processors, and of the groups that have ended."""
-    with open("/proc/stat", encoding="ascii") as stat:
-        user, nice, system, _, _, irq, softirq = map(int, stat.readline().split()[1:8])
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    return busy, ended.ru_utime + ended.ru_stime
-
-
 def main():
     parser = argparse.ArgumentParser(prog="collective.py")
     parser.add_argument("build")
@@ -297,7 +289,7 @@ def main():
     took, after = time.monotonic() - began, cpu_seconds()
     if bench.file:
         bench.file.close()
-    others = (after[0] - before[0]) - (after[1] - before[1])
+    others = after - before
     print("%d figures, %d failed; %.0f s, in which other programs took %.0f %% of one processor"
           % (bench.figures, bench.failures, took, 100 * max(0, others) / took))
     return 1 if bench.failures else 0

@@ -19,23 +19,14 @@
 #define _GNU_SOURCE 1
 #endif
 
+enum { HIDDEN = 64 };
+#include "digits.h"
 #include "mlfab_partial.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 enum { DIMENSIONS = 8192, POINTS = 32768, POINTS_A_STEP = 2048, VALIDATION = 1024 };
-enum { INPUTS = 784, HIDDEN = 64, CLASSES = 10, IMAGES_A_STEP = 128 };
-enum { W1 = 0, B1 = INPUTS * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN * CLASSES };
-enum { WEIGHTS = B2 + CLASSES, LANES = 16, GENERATED = 20000, GENERATED_TEST = 4000 };
-
-typedef struct images { /* a byte a pixel */
-  unsigned char *pixels, *labels;
-  size_t n;
-} images;
+enum { IMAGES_A_STEP = 128, LANES = 16, GENERATED = 20000, GENERATED_TEST = 4000 };
 
 typedef struct trainer {
   mlfab *ctx;
@@ -43,7 +34,7 @@ typedef struct trainer {
   const char *task, *mode;
   uint32_t steps, resync, queued;
   double compute_ms, delay_ms, rate; /* rate: of learning */
-  size_t count;                      /* weights */
+  uint32_t count;                    /* weights */
   float *w, *g;
   images train, test;
   uint32_t id;
@@ -64,12 +55,6 @@ static void require(trainer *t, int code, const char *what) {
   exit(1);
 }
 
-static void *allocate(size_t count, size_t size) {
-  void *memory = calloc(count, size);
-  if (!memory) fail("out of memory");
-  return memory;
-}
-
 static double now_ms(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -83,18 +68,10 @@ static void sleep_until(double at_ms) {
   nanosleep(&t, NULL);
 }
 
-/* splitmix64 */
-static uint64_t draw(uint64_t *state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-static uint64_t draw_at(uint64_t what) { return draw(&what); }
+static uint64_t draw_at(uint64_t what) { return digits_next(&what); }
 
 static float draw_float(uint64_t *state) { /* in [-1, 1) */
-  return (float)(draw(state) >> 40) * (1.0f / 8388608.0f) - 1.0f;
+  return (float)(digits_next(state) >> 40) * (1.0f / 8388608.0f) - 1.0f;
 }
 
 /* Partial sums, so that the compiler can vectorize it. */
@@ -107,10 +84,6 @@ static float dot(const float *a, const float *b, size_t n) {
   return sum;
 }
 
-static void add_scaled(float *restrict y, float a, const float *restrict x, size_t n) {
-  for (size_t i = 0; i < n; i++) y[i] += a * x[i];
-}
-
 /* ---- the hyperplane: y = a . x + noise of variance 4; weights a, and a constant ---- */
 
 /* Point `sample`; returns y. x has mean 0 and variance 1, eight of them from a random number. */
@@ -118,7 +91,7 @@ static float point(size_t sample, const float *truth, float *x) {
   uint64_t state = 0x2545f4914f6cdd1du * (sample + 1);
   unsigned char bytes[DIMENSIONS];
   for (size_t i = 0; i < DIMENSIONS; i += sizeof state) {
-    uint64_t bits = draw(&state);
+    uint64_t bits = digits_next(&state);
     memcpy(bytes + i, &bits, sizeof bits);
   }
   for (size_t i = 0; i < DIMENSIONS; i++) x[i] = ((float)bytes[i] - 127.5f) * (1.0f / 73.9f);
@@ -160,50 +133,20 @@ static double plane_loss(const trainer *t) {
 
 /* ---- images ---- */
 
-/* Reads records of `record` bytes after a header of `header` bytes; NULL when there is no file. */
-static unsigned char *idx_read(const char *name, size_t header, size_t record, size_t *n_p) {
-  const char *data = getenv("MLFAB_DATA"), *home = getenv("HOME");
-  char command[1024];
-  unsigned char head[16], *bytes = NULL;
-  if ((data && strchr(data, '\'')) || (home && strchr(home, '\''))) return NULL;
-  snprintf(command, sizeof command, "gzip -dcf '%s%s/mnist/%s'* 2>/dev/null",
-           data ? data : (home ? home : ""), data ? "" : "/.cache/mlfab", name);
-  FILE *file = popen(command, "r");
-  if (file && fread(head, 1, header, file) == header) {
-    *n_p = (size_t)head[5] << 16 | (size_t)head[6] << 8 | head[7];
-    bytes = allocate(*n_p + 1, record);
-    if (fread(bytes, record, *n_p, file) != *n_p) {
-      free(bytes);
-      bytes = NULL;
-    }
-  }
-  if (file) pclose(file);
-  return bytes;
-}
-
-static void images_read(images *set, const char *prefix) {
-  char name[64];
-  size_t labels = 0;
-  snprintf(name, sizeof name, "%s-images-idx3-ubyte", prefix);
-  set->pixels = idx_read(name, 16, INPUTS, &set->n);
-  snprintf(name, sizeof name, "%s-labels-idx1-ubyte", prefix);
-  set->labels = idx_read(name, 8, 1, &labels);
-  if (!set->pixels || !set->labels || labels != set->n || !set->n)
-    fail("no MNIST in MLFAB_DATA or ~/.cache/mlfab");
-  for (size_t i = 0; i < set->n; i++)
-    if (set->labels[i] >= CLASSES) fail("MNIST's labels are out of range");
+static void read_or_fail(images *set, const char *pixels, const char *labels) {
+  if (!images_read(set, pixels, labels)) fail("no MNIST in MLFAB_DATA or ~/.cache/mlfab");
 }
 
 /* A class is a pattern of pixels; an image shows a part of it, and random other pixels. */
-static void images_generate(images *set, size_t n, uint64_t state) {
+static void images_generate(images *set, uint32_t n, uint64_t state) {
   set->pixels = allocate(n, INPUTS);
-  set->labels = allocate(n, 1);
+  set->label = allocate(n, 1);
   set->n = n;
   for (size_t i = 0; i < n; i++) {
-    uint64_t label = draw(&state) % CLASSES;
-    set->labels[i] = (unsigned char)label;
+    uint64_t label = digits_next(&state) % CLASSES;
+    set->label[i] = (unsigned char)label;
     for (size_t k = 0; k < INPUTS; k++) {
-      uint64_t bits = draw(&state);
+      uint64_t bits = digits_next(&state);
       int noise = bits % 100 < 85;
       uint64_t from = noise ? bits >> 8 : draw_at(label * INPUTS + k + 1);
       set->pixels[i * INPUTS + k] = from % 5 ? 0 : (unsigned char)(bits >> 56 | 128);
@@ -211,55 +154,15 @@ static void images_generate(images *set, size_t n, uint64_t state) {
   }
 }
 
-static void forward(const float *w, const unsigned char *pixels, float *hidden, float *out) {
-  memcpy(hidden, w + B1, HIDDEN * sizeof *hidden);
-  memcpy(out, w + B2, CLASSES * sizeof *out);
-  for (size_t i = 0; i < INPUTS; i++)
-    if (pixels[i]) add_scaled(hidden, (float)pixels[i] / 255.0f, w + W1 + i * HIDDEN, HIDDEN);
-  for (size_t j = 0; j < HIDDEN; j++) {
-    if (hidden[j] < 0) hidden[j] = 0;
-    add_scaled(out, hidden[j], w + W2 + j * CLASSES, CLASSES);
-  }
-}
-
-/* Rectified linear, softmax, cross entropy. */
-static void image_gradient(trainer *t, size_t sample, float weight) {
-  const unsigned char *pixels = t->train.pixels + sample * INPUTS;
-  float hidden[HIDDEN], out[CLASSES], back[HIDDEN], sum = 0;
-  forward(t->w, pixels, hidden, out);
-  float largest = out[0];
-  for (size_t k = 1; k < CLASSES; k++) largest = fmaxf(largest, out[k]);
-  for (size_t k = 0; k < CLASSES; k++) sum += out[k] = expf(out[k] - largest);
-  for (size_t k = 0; k < CLASSES; k++)
-    out[k] = weight * (out[k] / sum - (k == t->train.labels[sample] ? 1.0f : 0.0f));
-  for (size_t j = 0; j < HIDDEN; j++) {
-    back[j] = hidden[j] > 0 ? dot(t->w + W2 + j * CLASSES, out, CLASSES) : 0.0f;
-    add_scaled(t->g + W2 + j * CLASSES, hidden[j], out, CLASSES);
-  }
-  add_scaled(t->g + B2, 1.0f, out, CLASSES);
-  add_scaled(t->g + B1, 1.0f, back, HIDDEN);
-  for (size_t i = 0; i < INPUTS; i++)
-    if (pixels[i]) add_scaled(t->g + W1 + i * HIDDEN, (float)pixels[i] / 255.0f, back, HIDDEN);
-}
-
 /* Every worker draws from all images. */
 static void images_gradient(trainer *t, uint32_t step) {
   size_t each = IMAGES_A_STEP / (size_t)t->ranks;
   uint64_t state = ((uint64_t)step << 16) + (uint64_t)t->rank;
-  for (size_t k = 0; k < each; k++)
-    image_gradient(t, draw(&state) % t->train.n, 1.0f / (float)each);
-}
-
-static double images_accuracy(const trainer *t) {
-  float hidden[HIDDEN], out[CLASSES];
-  size_t right = 0;
-  for (size_t i = 0; i < t->test.n; i++) {
-    unsigned best = 0;
-    forward(t->w, t->test.pixels + i * INPUTS, hidden, out);
-    for (unsigned k = 1; k < CLASSES; k++) best = out[k] > out[best] ? k : best;
-    right += best == t->test.labels[i];
+  for (size_t k = 0; k < each; k++) {
+    size_t sample = digits_next(&state) % t->train.n;
+    digits_add_gradient(t->w, t->train.pixels + sample * INPUTS, t->train.label[sample],
+                        1.0f / (float)each, t->g);
   }
-  return (double)right / (double)t->test.n;
 }
 
 /* ---- training ---- */
@@ -275,7 +178,7 @@ static double delay_ms(const trainer *t, uint32_t step) {
 
 static void prepare(trainer *t) {
   uint64_t state = 17;
-  t->count = is_plane(t) ? DIMENSIONS + 1 : WEIGHTS;
+  t->count = is_plane(t) ? DIMENSIONS + 1 : DIGITS_PARAMS;
   /* Half of the rate at which points in d dimensions learn fastest, b per step: 1 / (1 + d/b). */
   t->rate = is_plane(t) ? 0.5 / (1.0 + (double)DIMENSIONS / POINTS_A_STEP) : 0.1;
   t->w = allocate(t->count, sizeof(float));
@@ -285,8 +188,8 @@ static void prepare(trainer *t) {
     images_generate(&t->train, GENERATED, 1);
     images_generate(&t->test, GENERATED_TEST, 2);
   } else {
-    images_read(&t->train, "train");
-    images_read(&t->test, "t10k");
+    read_or_fail(&t->train, "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte");
+    read_or_fail(&t->test, "mnist/t10k-images-idx3-ubyte", "mnist/t10k-labels-idx1-ubyte");
   }
   for (size_t i = W1; i < B1; i++) t->w[i] = 0.06f * draw_float(&state);
   for (size_t i = W2; i < B2; i++) t->w[i] = 0.15f * draw_float(&state);
@@ -362,7 +265,7 @@ static void report(trainer *t) {
   double calls = (double)t->steps * t->ranks;
   printf("result seconds %.4f in_time %.4f not_seen %.4f %s %.5f\n", t->seconds, sums[0] / calls,
          sums[1] / calls, is_plane(t) ? "loss" : "accuracy",
-         is_plane(t) ? plane_loss(t) : images_accuracy(t));
+         is_plane(t) ? plane_loss(t) : digits_right(&t->test, t->w));
 }
 
 static void options_read(trainer *t, int argc, char **argv) {
@@ -404,8 +307,8 @@ int main(int argc, char **argv) {
   free(t.w);
   free(t.g);
   free(t.train.pixels);
-  free(t.train.labels);
+  free(t.train.label);
   free(t.test.pixels);
-  free(t.test.labels);
+  free(t.test.label);
   return mlfab_close(&t.ctx) ? 1 : 0;
 }

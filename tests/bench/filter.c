@@ -19,10 +19,7 @@
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
+#include "single.h"
 
 enum { STRETCH = MLFAB__FILTER_STRETCH, WORDS = STRETCH / 64, TRIALS_MAX = 31 };
 
@@ -32,28 +29,6 @@ static float *gradient, *residual, *model, *other;
 static uint8_t *packets;
 static uint64_t *marks, *scratch;
 static uint64_t packed;
-static FILE *tsv;
-
-/* CPU time of this process: other processes on the machine do not count. */
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void require(int holds, const char *what) {
-  if (holds) return;
-  fprintf(stderr, "bench-filter: %s\n", what);
-  exit(1);
-}
-
-/* Pages that have been touched. */
-static void *memory(uint64_t bytes) {
-  void *array = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  require(array != NULL, "out of memory");
-  memset(array, 1, bytes);
-  return array;
-}
 
 typedef struct cell {
   char name[32];
@@ -135,26 +110,18 @@ static void unpack(const cell *c) {
   }
 }
 
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static double timed(void (*work)(const cell *), const cell *c) {
   clear_residual();
-  double begin = now();
+  double begin = cpu_now();
   work(c);
-  return now() - begin;
+  return cpu_now() - begin;
 }
 
 static void report(const cell *c, double ours, double limit, const char *peer, double value) {
   printf("%-24s %9.2f GB/s       memcpy %.2f (%.2fx)", c->name, ours, limit, ours / limit);
   if (value > 0) printf("  %s %.2f (%.2fx)", peer, value, ours / value);
   printf("\n");
-  if (!tsv) return;
-  fprintf(tsv, "%s\t%.6g\tGB/s\t%s\t", c->name, ours, value > 0 ? peer : "-");
-  if (value > 0) fprintf(tsv, "%.6g", value);
-  fprintf(tsv, "%s\tmemcpy\t%.6g\n", value > 0 ? "" : "-", limit);
+  row(c->name, ours, "GB/s", peer, value, "memcpy", limit);
 }
 
 /* All contestants' trials in turns; the first one of each is a warm-up and is not counted. */
@@ -165,17 +132,14 @@ static void measure(const cell *c, void (*work)(const cell *), const char *peer)
   slow.level = 0;
   for (int t = -1; t < trials; t++) {
     int at = t < 0 ? 0 : t;
-    double begin = now();
+    double begin = cpu_now();
     memcpy(other, gradient, n * sizeof *gradient);
-    copy[at] = now() - begin;
+    copy[at] = cpu_now() - begin;
     ours[at] = timed(work, c);
     if (peer) theirs[at] = timed(work, &slow);
   }
-  qsort(ours, (size_t)trials, sizeof *ours, ascending);
-  qsort(copy, (size_t)trials, sizeof *copy, ascending);
-  if (peer) qsort(theirs, (size_t)trials, sizeof *theirs, ascending);
-  report(c, bytes / ours[trials / 2], bytes / copy[trials / 2], peer,
-         peer ? bytes / theirs[trials / 2] : 0);
+  report(c, bytes / median(ours, trials), bytes / median(copy, trials), peer,
+         peer ? bytes / median(theirs, trials) : 0);
 }
 
 static void all_cells(void) {
@@ -206,16 +170,8 @@ static void all_cells(void) {
 }
 
 int main(int argc, char **argv) {
-  int quick = 0;
   mlfab__rng prng;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      quick = 1;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  single_open(argc, argv);
   n = (uint64_t)(100 << 20) / sizeof *gradient;
   trials = quick ? 3 : 9;
   gradient = memory(n * sizeof *gradient);
@@ -235,6 +191,6 @@ int main(int argc, char **argv) {
                            : mlfab__kernel_level() == 1 ? "AVX2"
                                                         : "portable");
   all_cells();
-  if (tsv) fclose(tsv);
+  single_close();
   return 0;
 }

@@ -12,43 +12,24 @@
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
 #include "core/kernels/kernels_combine.h"
+#include "single.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-enum { TRIALS_MAX = 31 };
+enum { TRIALS_MAX = 31, LARGEST = 64 << 20 };
 enum { ADD, REDUCE, NORM, OPERATIONS };
 
-static FILE *tsv;
 static int trials;
 static float *weights, *update, *other;
 static volatile double kept; /* so that no norm is left out */
 
-/* CPU time of this process: other processes on the machine do not count. */
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void require(int holds, const char *what) {
-  if (holds) return;
-  fprintf(stderr, "bench-kernels: %s\n", what);
-  exit(1);
-}
-
-/* Pages that have been touched. */
-static float *memory(uint64_t n, float value) {
-  float *array = aligned_alloc(64, n * sizeof *array);
-  require(array != NULL, "out of memory");
-  for (uint64_t i = 0; i < n; i++) array[i] = value;
+static float *filled(float value) {
+  float *array = memory(LARGEST);
+  for (uint64_t i = 0; i < LARGEST / sizeof *array; i++) array[i] = value;
   return array;
 }
 
 /* Seconds of one operation on n elements: the mean of `turns`. */
 static double timed(int operation, uint32_t kernels, uint64_t n, uint64_t turns) {
-  double begin = now();
+  double begin = cpu_now();
   for (uint64_t t = 0; t < turns; t++) {
     if (operation == ADD)
       require(mlfab__kernel_add_by(kernels, MLFAB_F32, weights, weights, update, 0.5, n, 0), "sum");
@@ -56,26 +37,16 @@ static double timed(int operation, uint32_t kernels, uint64_t n, uint64_t turns)
       mlfab__kernel_combine_by(kernels, MLFAB_OP_SUM, MLFAB_F32, weights, weights, update, n, 0);
     if (operation == NORM) kept = mlfab__kernel_norm2_by(kernels, MLFAB_F32, update, n);
   }
-  return (now() - begin) / (double)turns;
+  return (cpu_now() - begin) / (double)turns;
 }
 
 static double timed_copy(uint64_t n, uint64_t turns) {
-  double begin = now();
+  double begin = cpu_now();
   for (uint64_t t = 0; t < turns; t++) {
     memcpy(other, update, n * sizeof *update);
     kept = (double)other[t % n];
   }
-  return (now() - begin) / (double)turns;
-}
-
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-static double median(double *seconds) {
-  qsort(seconds, (size_t)trials, sizeof *seconds, ascending);
-  return seconds[trials / 2];
+  return (cpu_now() - begin) / (double)turns;
 }
 
 /* All contestants' trials in turns; the first one of each is a warm-up and is not counted. */
@@ -95,37 +66,26 @@ static void measure(int operation, uint64_t bytes) {
       if (who == 2) copy[at] = timed_copy(n, turns);
     }
   }
-  double ours = size / median(own), limit = size / median(copy);
-  double theirs = there ? size / median(cblas) : 0;
+  double ours = size / median(own, trials), limit = size / median(copy, trials);
+  double theirs = there ? size / median(cblas, trials) : 0;
   snprintf(name, sizeof name, "kernels/%s/%u%s", names[operation],
            (unsigned)(bytes >> (bytes < 1 << 20 ? 10 : 20)), bytes < 1 << 20 ? "KB" : "MB");
   printf("%-24s %9.2f GB/s       memcpy %.2f (%.2fx)", name, ours, limit, ours / limit);
   if (there) printf("  cblas %.2f (%.2fx)", theirs, ours / theirs);
   printf("\n");
-  if (!tsv) return;
-  fprintf(tsv, "%s\t%.6g\tGB/s\t%s\t", name, ours, there ? "cblas" : "-");
-  if (there) fprintf(tsv, "%.6g", theirs);
-  fprintf(tsv, "%s\tmemcpy\t%.6g\n", there ? "" : "-", limit);
+  row(name, ours, "GB/s", there ? "cblas" : NULL, theirs, "memcpy", limit);
 }
 
 int main(int argc, char **argv) {
-  static const uint64_t sizes[] = {4096, 32768, 262144, 2 << 20, 16 << 20, 64 << 20};
-  int quick = 0;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      quick = 1;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  static const uint64_t sizes[] = {4096, 32768, 262144, 2 << 20, 16 << 20, LARGEST};
+  single_open(argc, argv);
   trials = quick ? 3 : 15;
-  weights = memory((16 << 20), 1.0f);
-  update = memory((16 << 20), 1e-3f);
-  other = memory((16 << 20), 0.0f);
+  weights = filled(1.0f);
+  update = filled(1e-3f);
+  other = filled(0.0f);
   for (int operation = ADD; operation < OPERATIONS; operation++)
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) measure(operation, sizes[i]);
-  if (tsv) fclose(tsv);
+  single_close();
   free(weights);
   free(update);
   free(other);

@@ -11,11 +11,9 @@
  * rows are appended to FILE.tsv in the format of bench.c. */
 #include "core/sched/plan.h"
 #include "core/base/rng.h"
+#include "single.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 enum { AGGREGATORS = 8, TRIALS = 9, SERVERS = 4 };
 enum { EQUAL, VARIED, SERVERS4, BEST, MODES };
@@ -31,19 +29,6 @@ typedef struct setting {
 } setting;
 
 static mlfab__env env;
-
-/* Of this process: other processes on the machine do not count. */
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void require(int holds, const char *what) {
-  if (holds) return;
-  fprintf(stderr, "bench-plan: %s\n", what);
-  exit(1);
-}
 
 /* ---- the batch ---- */
 
@@ -210,11 +195,6 @@ static uint32_t naive_group(setting *s, const uint32_t *order, uint32_t count, d
 
 /* ---- measuring ---- */
 
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 typedef struct figure {
   double ours, order, naive; /* milliseconds */
   double order_looks, group_looks;
@@ -226,9 +206,9 @@ static void check(setting *s, const mlfab__planned *planned, uint32_t applied,
   uint32_t *order = calloc(s->n, sizeof *order);
   double time;
   require(order != NULL, "memory");
-  uint64_t begin = now_ns();
+  double begin = cpu_now();
   uint32_t n = naive_order(s, order), direct = naive_group(s, order, n, &time);
-  f->naive = (double)(now_ns() - begin) * 1e-6;
+  f->naive = (cpu_now() - begin) * 1e3;
   require(n == applied && direct == choice->n, "the plan is not that of the paper");
   require(memcmp(&time, &choice->time, sizeof time) == 0, "the plan's time is not the paper's");
   for (uint32_t i = 0; i < n; i++) {
@@ -256,14 +236,14 @@ static figure measure(uint32_t n, int mode, int trials, int naive) {
                              .servers = s.batch.servers,
                              .delay_bound = s.batch.delay_bound,
                              .version = s.batch.version};
-    uint64_t begin = now_ns();
+    double begin = cpu_now();
     require(mlfab__order_deadlines(&planner.orderer, &s.net, &in, ordered, &applied) == 0, "order");
     mlfab__network_undo(&s.net, 0);
-    order[t < 0 ? 0 : t] = (double)(now_ns() - begin) * 1e-6;
+    order[t < 0 ? 0 : t] = (cpu_now() - begin) * 1e3;
     planner.orderer.evaluations = planner.grouper.evaluations = 0;
-    begin = now_ns();
+    begin = cpu_now();
     int code = mlfab__plan_batch(&planner, &s.net, &s.batch, planned, &applied, &choice);
-    total[t < 0 ? 0 : t] = (double)(now_ns() - begin) * 1e-6;
+    total[t < 0 ? 0 : t] = (cpu_now() - begin) * 1e3;
     require(code == 0, "plan");
     f.order_looks = (double)planner.orderer.evaluations;
     f.group_looks = (double)planner.grouper.evaluations;
@@ -271,24 +251,15 @@ static figure measure(uint32_t n, int mode, int trials, int naive) {
     if (t == trials - 1 && naive) check(&s, planned, applied, &choice, &f);
     drop(&s);
   }
-  qsort(total, (size_t)trials, sizeof *total, by_value);
-  qsort(order, (size_t)trials, sizeof *order, by_value);
-  f.ours = total[trials / 2];
-  f.order = order[trials / 2];
+  f.ours = median(total, trials);
+  f.order = median(order, trials);
   mlfab__planner_free(&planner);
   free(planned);
   free(ordered);
   return f;
 }
 
-static void row(FILE *tsv, const char *name, double ours, const char *peer, double value) {
-  if (!tsv) return;
-  fprintf(tsv, "%s\t%.6g\tms\t%s\t", name, ours, peer);
-  if (value > 0) fprintf(tsv, "%.6g", value);
-  fprintf(tsv, "%s\t-\t-\n", value > 0 ? "" : "-");
-}
-
-static void report(FILE *tsv, uint32_t n, int mode, int quick) {
+static void report(uint32_t n, int mode) {
   double paper = n == 100 ? 30 : n == 500 ? 440 : n == 1000 ? 1460 : 0;
   int naive = mode <= VARIED && n <= (quick ? 500 : 1000);
   char name[64];
@@ -299,30 +270,21 @@ static void report(FILE *tsv, uint32_t n, int mode, int quick) {
   if (naive) printf("; as written %.4g ms (%.1fx)", f.naive, f.naive / f.ours);
   if (paper > 0) printf("; paper %.0f ms (%.0fx)", paper, paper / f.ours);
   printf("\n");
-  if (naive) row(tsv, name, f.ours, "literal", f.naive);
-  if (paper > 0) row(tsv, name, f.ours, "paper", paper);
-  if (!naive && !(paper > 0)) row(tsv, name, f.ours, "-", 0);
+  if (naive) row(name, f.ours, "ms", "literal", f.naive, NULL, 0);
+  if (paper > 0) row(name, f.ours, "ms", "paper", paper, NULL, 0);
+  if (!naive && !(paper > 0)) row(name, f.ours, "ms", NULL, 0, NULL, 0);
 }
 
 int main(int argc, char **argv) {
   static const uint32_t sizes[] = {100, 500, 1000, 10000};
-  FILE *tsv = NULL;
-  int quick = 0;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      quick = 1;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  single_open(argc, argv);
   mlfab__env_init(&env, NULL);
   for (int mode = 0; mode < MODES; mode++) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
       if (sizes[i] > 1000 && (quick || mode > VARIED)) continue;
-      report(tsv, sizes[i], mode, quick);
+      report(sizes[i], mode);
     }
   }
-  if (tsv) fclose(tsv);
+  single_close();
   return 0;
 }

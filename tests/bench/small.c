@@ -25,14 +25,12 @@
 #include "core/base/request.h"
 #include "core/keys/session.h"
 #include "core/wire/wire.h"
+#include "single.h"
 
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { TRIALS_MAX = 31, BULK = 64, LARGE = 4096 };
@@ -54,12 +52,6 @@ static uint64_t now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void require(int holds, const char *what) {
-  if (holds) return;
-  fprintf(stderr, "bench-small: %s\n", what);
-  exit(1);
 }
 
 static void do_lock(void) {
@@ -154,23 +146,12 @@ static void prepare(void) {
   memcpy(state, session.out, sizeof state);
 }
 
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 int main(int argc, char **argv) {
-  FILE *tsv = NULL;
-  int trials = 15, turns = 20000;
+  int trials, turns = 20000;
   double times[TRIALS_MAX];
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      trials = 3;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  char name[32];
+  single_open(argc, argv);
+  trials = quick ? 3 : 15;
   prepare();
   for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
     for (int t = -1; t < trials; t++) { /* the first one warms up */
@@ -178,10 +159,10 @@ int main(int argc, char **argv) {
       for (int i = 0; i < turns; i++) parts[p].run();
       times[t < 0 ? 0 : t] = (double)(now() - begin) / turns;
     }
-    qsort(times, (size_t)trials, sizeof *times, by_value);
-    printf("small/%-12s %9.1f ns\n", parts[p].name, times[trials / 2]);
-    if (tsv) fprintf(tsv, "small/%s\t%.6g\tns\t-\t-\t-\t-\n", parts[p].name, times[trials / 2]);
+    snprintf(name, sizeof name, "small/%s", parts[p].name);
+    printf("%-18s %9.1f ns\n", name, median(times, trials));
+    row(name, median(times, trials), "ns", NULL, 0, NULL, 0);
   }
-  if (tsv) fclose(tsv);
+  single_close();
   return 0;
 }

@@ -15,14 +15,11 @@
 #endif
 
 #include "mlfab.h"
+#include "single.h"
 
 #include <netinet/in.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { RUNS_MAX = 31, CLUSTERS = 16 };
@@ -35,23 +32,6 @@ static uint64_t n; /* elements */
 static int trials;
 static float *ones;
 static uint64_t *indices;
-static FILE *tsv;
-
-static uint64_t now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void *memory(uint64_t bytes) {
-  void *array = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (!array) {
-    fprintf(stderr, "bench-tagged: out of memory\n");
-    exit(1);
-  }
-  memset(array, 0, bytes);
-  return array;
-}
 
 /* A server in its own process, and this process's worker. */
 typedef struct fabric {
@@ -61,7 +41,7 @@ typedef struct fabric {
   float expected; /* of the element that every change touches */
 } fabric;
 
-static void require(mlfab *ctx, int code, const char *what) {
+static void must(mlfab *ctx, int code, const char *what) {
   mlfab_error error = {.code = 0};
   if (code == 0) return;
   if (ctx) mlfab_last_error(ctx, &error);
@@ -124,8 +104,8 @@ static fabric fabric_open(uint32_t transport, uint32_t tags) {
   options.size = sizeof options;
   options.tags = tags;
   f.worker = node_open(transport, address, MLFAB_ROLE_WORKER);
-  require(f.worker, mlfab_tensor_add(f.worker, 0, MLFAB_F32, n), "tensor");
-  require(f.worker, mlfab_model_start(f.worker, &options, NULL, 0), "model");
+  must(f.worker, mlfab_tensor_add(f.worker, 0, MLFAB_F32, n), "tensor");
+  must(f.worker, mlfab_model_start(f.worker, &options, NULL, 0), "model");
   return f;
 }
 
@@ -153,11 +133,11 @@ static void change(fabric *f, int kind) {
   if (kind == NONE) return;
   f->expected += 1.0f;
   if (kind == ALL) {
-    require(f->worker, mlfab_push(f->worker, &buf, 1, NULL, NULL), "push");
+    must(f->worker, mlfab_push(f->worker, &buf, 1, NULL, NULL), "push");
   } else {
     uint64_t count = choose(kind);
-    require(f->worker, mlfab_push_sparse(f->worker, 0, indices, ones, count, NULL, NULL),
-            "sparse push");
+    must(f->worker, mlfab_push_sparse(f->worker, 0, indices, ones, count, NULL, NULL),
+         "sparse push");
   }
 }
 
@@ -166,21 +146,17 @@ static double pull(fabric *f, int how) {
   mlfab_buf buf = {0, 0, how == CACHED ? NULL : f->buffer, n};
   mlfab_pull_options options = {sizeof options, how == KEPT ? MLFAB_PULL_KEPT : 0, 0};
   const void *data = f->buffer;
-  uint64_t count, begin = now();
-  require(f->worker, mlfab_pull(f->worker, &buf, 1, &options, NULL), "pull");
-  double seconds = (double)(now() - begin) * 1e-9;
-  if (how == CACHED) require(f->worker, mlfab_cached(f->worker, 0, &data, &count), "cached");
+  uint64_t count;
+  double begin = wall_now();
+  must(f->worker, mlfab_pull(f->worker, &buf, 1, &options, NULL), "pull");
+  double seconds = wall_now() - begin;
+  if (how == CACHED) must(f->worker, mlfab_cached(f->worker, 0, &data, &count), "cached");
   if (*(const float *)data != f->expected) {
     fprintf(stderr, "bench-tagged: %g instead of %g\n", (double)*(const float *)data,
             (double)f->expected);
     exit(1);
   }
   return seconds;
-}
-
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
 }
 
 static void cell(const char *transport, uint32_t tags, fabric *full, fabric *tagged, int kind,
@@ -191,14 +167,12 @@ static void cell(const char *transport, uint32_t tags, fabric *full, fabric *tag
     times[0][t < 0 ? 0 : t] = pull(tagged, how);
     times[1][t < 0 ? 0 : t] = pull(full, BUFFER);
   }
-  for (int i = 0; i < 2; i++) qsort(times[i], (size_t)trials, sizeof **times, by_value);
-  double ms = times[0][trials / 2] * 1e3, all = times[1][trials / 2] * 1e3;
-  printf("tagged/%s/%-4u %-10s %-7s %9.3f ms   full pull %.2f ms (%.1f %%)\n", transport, tags,
-         kinds[kind], hows[how], ms, all, 100 * ms / all);
+  double ms = median(times[0], trials) * 1e3, all = median(times[1], trials) * 1e3;
+  char name[64];
+  snprintf(name, sizeof name, "tagged/%s/%u/%s/%s", transport, tags, kinds[kind], hows[how]);
+  printf("%-36s %9.3f ms   full pull %.2f ms (%.1f %%)\n", name, ms, all, 100 * ms / all);
   fflush(stdout);
-  if (tsv)
-    fprintf(tsv, "tagged/%s/%u/%s/%s\t%.6g\tms\tfull-pull\t%.6g\t-\t-\n", transport, tags,
-            kinds[kind], hows[how], ms, all);
+  row(name, ms, "ms", "full-pull", all, NULL, 0);
 }
 
 static void cells(const char *transport, uint32_t use, uint32_t tags) {
@@ -211,17 +185,9 @@ static void cells(const char *transport, uint32_t use, uint32_t tags) {
 }
 
 int main(int argc, char **argv) {
-  n = 25000000;
-  trials = 15;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      n /= 10;
-      trials = 5;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  single_open(argc, argv);
+  n = quick ? 2500000 : 25000000;
+  trials = quick ? 5 : 15;
   ones = memory(n * sizeof(float));
   indices = memory((n / 100 + 1) * sizeof(uint64_t));
   for (uint64_t i = 0; i < n; i++) ones[i] = 1.0f;
@@ -231,6 +197,6 @@ int main(int argc, char **argv) {
   cells("tcp", MLFAB_USE_TCP, 1);
   free(ones);
   free(indices);
-  if (tsv) fclose(tsv);
+  single_close();
   return 0;
 }

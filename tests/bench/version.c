@@ -12,11 +12,8 @@
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
 #include "core/base/rng.h"
+#include "single.h"
 #include "tests/unit/tags.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 enum { TRIALS_MAX = 31, CLUSTERS = 16 };
 enum { NONE, CLUSTERED, SCATTERED, ALL, KINDS };
@@ -28,28 +25,6 @@ static uint32_t *before, *after, *other;
 static uint64_t *keep, sink; /* results, so that the search is not optimised away */
 static mlfab__env env;
 static mlfab__tags tags;
-static FILE *tsv;
-
-/* CPU time of this process: other processes on the machine do not count. */
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void require(int holds, const char *what) {
-  if (holds) return;
-  fprintf(stderr, "bench-version: %s\n", what);
-  exit(1);
-}
-
-/* Pages that have been touched. */
-static void *memory(uint64_t bytes) {
-  void *array = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  require(array != NULL, "out of memory");
-  memset(array, 1, bytes);
-  return array;
-}
 
 static void change(int kind) {
   mlfab__rng prng;
@@ -87,50 +62,41 @@ static void every_tag(void) {
 
 static void copy(void) { memcpy(other, after, n * 4); }
 
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 /* Both contestants and the limit take turns; medians, in seconds. */
-static void measure(void (*const what[3])(void), double median[3]) {
+static void measure(void (*const what[3])(void), double medians[3]) {
   double times[3][TRIALS_MAX];
   for (int t = -1; t < trials; t++) {
     for (int i = 0; i < 3; i++) {
-      double begin = now();
+      double begin = cpu_now();
       if (what[i]) what[i]();
-      times[i][t < 0 ? 0 : t] = now() - begin;
+      times[i][t < 0 ? 0 : t] = cpu_now() - begin;
     }
   }
-  for (int i = 0; i < 3; i++) {
-    qsort(times[i], (size_t)trials, sizeof **times, by_value);
-    median[i] = times[i][trials / 2];
-  }
+  for (int i = 0; i < 3; i++) medians[i] = median(times[i], trials);
 }
 
 static void report_rate(uint64_t grain, int kind) {
   void (*const what[3])(void) = {mark, copy, NULL};
-  double median[3], bytes = (double)n * 4 * 1e-9;
-  measure(what, median);
-  printf("version/mark/%-4llu %-10s %8.2f GB/s       memcpy %.2f GB/s (%.0f %%)\n",
-         (unsigned long long)grain, kinds[kind], bytes / median[0], bytes / median[1],
-         100 * median[1] / median[0]);
-  if (tsv)
-    fprintf(tsv, "version/mark/%llu/%s\t%.6g\tGB/s\t-\t-\tmemcpy\t%.6g\n",
-            (unsigned long long)grain, kinds[kind], bytes / median[0], bytes / median[1]);
+  double medians[3], bytes = (double)n * 4 * 1e-9;
+  char name[64];
+  measure(what, medians);
+  double rate = bytes / medians[0], limit = bytes / medians[1];
+  snprintf(name, sizeof name, "version/mark/%llu/%s", (unsigned long long)grain, kinds[kind]);
+  printf("%-30s %8.2f GB/s       memcpy %.2f GB/s (%.0f %%)\n", name, rate, limit,
+         100 * rate / limit);
+  row(name, rate, "GB/s", NULL, 0, "memcpy", limit);
 }
 
-static void report_time(const char *name, void (*find)(void), uint64_t grain, int kind) {
+static void report_time(const char *search, void (*find)(void), uint64_t grain, int kind) {
   void (*const what[3])(void) = {find, copy, every_tag};
-  double median[3];
-  measure(what, median);
-  printf("version/%s/%-4llu %-10s %8.3f ms         every tag %.3f ms; memcpy %.2f ms (%.2f %%)\n",
-         name, (unsigned long long)grain, kinds[kind], median[0] * 1e3, median[2] * 1e3,
-         median[1] * 1e3, 100 * median[0] / median[1]);
-  if (tsv)
-    fprintf(tsv, "version/%s/%llu/%s\t%.6g\tms\tevery-tag\t%.6g\tmemcpy\t%.6g\n", name,
-            (unsigned long long)grain, kinds[kind], median[0] * 1e3, median[2] * 1e3,
-            median[1] * 1e3);
+  double medians[3];
+  char name[64];
+  measure(what, medians);
+  double ms = medians[0] * 1e3, limit = medians[1] * 1e3, every = medians[2] * 1e3;
+  snprintf(name, sizeof name, "version/%s/%llu/%s", search, (unsigned long long)grain, kinds[kind]);
+  printf("%-30s %8.3f ms         every tag %.3f ms; memcpy %.2f ms (%.2f %%)\n", name, ms, every,
+         limit, 100 * ms / limit);
+  row(name, ms, "ms", "every-tag", every, "memcpy", limit);
 }
 
 static void cells(uint64_t grain) {
@@ -148,17 +114,9 @@ static void cells(uint64_t grain) {
 }
 
 int main(int argc, char **argv) {
-  n = 25000000;
-  trials = 15;
-  for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--quick") == 0) {
-      n /= 10;
-      trials = 5;
-    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
-      perror(argv[i]);
-      return 2;
-    }
-  }
+  single_open(argc, argv);
+  n = quick ? 2500000 : 25000000;
+  trials = quick ? 5 : 15;
   mlfab__env_init(&env, NULL);
   before = memory(n * 4);
   after = memory(n * 4);
@@ -170,6 +128,6 @@ int main(int argc, char **argv) {
   free(after);
   free(other);
   free(keep);
-  if (tsv) fclose(tsv);
+  single_close();
   return sink == 0;
 }

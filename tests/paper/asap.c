@@ -193,12 +193,6 @@ static double reduces(uint64_t most) {
 
 /* ---- rows ---- */
 
-static void add(const char *claim, const char *paper, double ours, const char *unit, double least,
-                double most, const char *note) {
-  const paper_row row = {claim, unit, paper, ours, least, most, note};
-  paper_add(&row);
-}
-
 static double gap(uint32_t kind, uint32_t n) {
   static mlfab_edge edges[ASAP_NODES * ASAP_NODES];
   mlfab_graph_info info = {0};

@@ -207,12 +207,6 @@ static crowd model(crowd c, uint32_t i, uint32_t only_fastest) {
   return c;
 }
 
-static void add(const char *claim, const char *paper, double ours, const char *unit, double least,
-                double most, const char *note) {
-  paper_row row = {claim, unit, paper, ours, least, most, note};
-  paper_add(&row);
-}
-
 static double fewer(crowd a, crowd b) { /* % */
   return 100 * (1 - sim_mean(a).delayed / sim_mean(b).delayed);
 }

@@ -263,12 +263,6 @@ static double chi_square(const eager_outcome *o) {
   return sum;
 }
 
-static void add(const char *claim, const char *paper, double ours, const char *unit, double least,
-                double most, const char *note) {
-  paper_row row = {claim, unit, paper, ours, least, most, note};
-  paper_add(&row);
-}
-
 static void row_of_ratio(uint32_t n, uint32_t s, uint32_t k, const eager_outcome *o) {
   char claim[80], note[160];
   double ours = o[FULL].latency_ns / o[k].latency_ns, least = 0, most = 0;

@@ -117,12 +117,6 @@ static double fair(paper_case run) { /* ms for 30 updates */
   return sum / seeds;
 }
 
-static void add(const char *claim, const char *paper, double ours, const char *unit, double least,
-                double most, const char *note) {
-  paper_row row = {claim, unit, paper, ours, least, most, note};
-  paper_add(&row);
-}
-
 static paper_case early(paper_case run) {
   run.early_pull = 1;
   return run;

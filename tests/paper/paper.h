@@ -142,6 +142,13 @@ void paper_line(const char *text); /* as it is */
 void paper_picture(const char *name, const char *how);
 void paper_table(void); /* begins a table */
 void paper_add(const paper_row *row);
+
+static inline void add(const char *claim, const char *paper, double ours, const char *unit,
+                       double least, double most, const char *note) {
+  const paper_row row = {claim, unit, paper, ours, least, most, note};
+  paper_add(&row);
+}
+
 int paper_report_close(void); /* 0, or 1 when writing failed */
 
 #endif

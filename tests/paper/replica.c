@@ -398,12 +398,6 @@ static double overhead(const replica_outcome *with, const replica_outcome *witho
 /* Updates in a transfer to the replica. */
 static double saving(const replica_outcome *o) { return o->sent > 0 ? o->copies / o->sent : 0; }
 
-static void add(const char *claim, const char *printed, double ours, const char *unit, double least,
-                double most, const char *note) {
-  paper_row row = {claim, unit, printed, ours, least, most, note};
-  paper_add(&row);
-}
-
 enum { BOUNDS = 5 };
 static const uint32_t bounds[BOUNDS] = {30, 60, 120, 300, 600};
 

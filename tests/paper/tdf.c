@@ -223,23 +223,22 @@ static void trials_table(const study *s, const trial *chosen) {
   paper_line("");
 }
 
-static void add(const study *s, const char *what, const char *paper, double ours, const char *unit,
-                double least, double most, const char *note) {
+static void add_of(const study *s, const char *what, const char *paper, double ours,
+                   const char *unit, double least, double most, const char *note) {
   char claim[96];
   snprintf(claim, sizeof claim, "TDF, %s, %s: %s", s->task->name, s->ssp ? "SSP(3)" : "BSP", what);
-  paper_row row = {claim, unit, paper, ours, least, most, note};
-  paper_add(&row);
+  add(claim, paper, ours, unit, least, most, note);
 }
 
 static void rows_of_tags(const study *s) {
   tdf_outcome tags = total(&s->tags), zeros = total(&s->zeros);
   if (!s->ssp)
-    add(s, "tags alone: the same model, to the bit", "-", s->same, "", 1, 1,
-        "1: it is; rounds are added in the order of ranks");
-  add(s, "tags alone: bytes of pulls saved", "-", saved(tags.pull_raw, tags.pull_packets), "%", 0,
-      0, "a tag an element, float32; what has changed for the most part is sent dense");
-  add(s, "zeros alone: bytes of pushes saved", "-", saved(zeros.push_raw, zeros.push_packets), "%",
-      0, 0, "a filter without threshold and halves: gradients of sparse data are sparse");
+    add_of(s, "tags alone: the same model, to the bit", "-", s->same, "", 1, 1,
+           "1: it is; rounds are added in the order of ranks");
+  add_of(s, "tags alone: bytes of pulls saved", "-", saved(tags.pull_raw, tags.pull_packets), "%",
+         0, 0, "a tag an element, float32; what has changed for the most part is sent dense");
+  add_of(s, "zeros alone: bytes of pushes saved", "-", saved(zeros.push_raw, zeros.push_packets),
+         "%", 0, 0, "a filter without threshold and halves: gradients of sparse data are sparse");
 }
 
 static const char wire[] =
@@ -255,21 +254,21 @@ static void rows_of_best(const study *s, const trial *t) {
   tdf_outcome o = total(t);
   double least_pull = s->ssp ? 0 : p->least_pull, least_push = s->ssp ? 0 : p->least_push;
   snprintf(note, sizeof note, "acceptance: at least %g%s", least_pull, p->small);
-  add(s, "pulls saved, values", p->pull[s->ssp], saved(o.pull_raw, o.pull_values), "%", least_pull,
-      least_pull > 0 ? 100 : 0, least_pull > 0 ? note : "elements that changed");
-  add(s, "pulls saved, bytes of packets", p->pull[s->ssp], saved(o.pull_raw, o.pull_packets), "%",
-      p->printed[0][s->ssp], 100, wire);
+  add_of(s, "pulls saved, values", p->pull[s->ssp], saved(o.pull_raw, o.pull_values), "%",
+         least_pull, least_pull > 0 ? 100 : 0, least_pull > 0 ? note : "elements that changed");
+  add_of(s, "pulls saved, bytes of packets", p->pull[s->ssp], saved(o.pull_raw, o.pull_packets),
+         "%", p->printed[0][s->ssp], 100, wire);
   snprintf(note, sizeof note, "acceptance: at least %g", least_push);
-  add(s, "pushes saved, values", p->push[s->ssp], saved(o.push_raw, o.push_values), "%", least_push,
-      least_push > 0 ? 100 : 0, least_push > 0 ? note : "elements that were sent");
-  add(s, "pushes saved, bytes of packets", p->push[s->ssp], saved(o.push_raw, o.push_packets), "%",
-      p->printed[1][s->ssp], 100, wire);
+  add_of(s, "pushes saved, values", p->push[s->ssp], saved(o.push_raw, o.push_values), "%",
+         least_push, least_push > 0 ? 100 : 0, least_push > 0 ? note : "elements that were sent");
+  add_of(s, "pushes saved, bytes of packets", p->push[s->ssp], saved(o.push_raw, o.push_packets),
+         "%", p->printed[1][s->ssp], 100, wire);
   snprintf(
       note, sizeof note, "thresholds: %s; half precision; baseline %.4g; worst of %u seeds %.2f",
       setting_text(&t->setting, set), total(&s->baseline).quality, (unsigned)t->seeds, t->worst);
   /* No lower bound: a filter may as well win. */
-  add(s, s->task->is_error ? "error gained" : "accuracy lost", "0.5", t->loss,
-      s->task->is_error ? "% of RMSE" : "points", -1e12, MOST_LOST, note);
+  add_of(s, s->task->is_error ? "error gained" : "accuracy lost", "0.5", t->loss,
+         s->task->is_error ? "% of RMSE" : "points", -1e12, MOST_LOST, note);
 }
 
 /* Time of rounds over links on which communication takes `ratio` times as long as computation. */
@@ -290,8 +289,8 @@ static void rows_of_speed(const study *s, const trial *chosen) {
   snprintf(note, sizeof note,
            "communication %.1f times computation; of all bytes %.1f %% are left; expected %.2f", r,
            100 * part, expected);
-  add(s, "speed-up over slow links", p->speedup, slow.seconds / fast.seconds, "x", 0.85 * expected,
-      1.15 * expected, note);
+  add_of(s, "speed-up over slow links", p->speedup, slow.seconds / fast.seconds, "x",
+         0.85 * expected, 1.15 * expected, note);
 }
 
 static void study_run(const tdf_task *task, const plan *p, uint32_t ssp, uint32_t seeds) {
@@ -311,7 +310,7 @@ static void study_run(const tdf_task *task, const plan *p, uint32_t ssp, uint32_
     rows_of_best(s, chosen);
     if (!ssp && p->ratio > 0) rows_of_speed(s, chosen);
   } else {
-    add(s, "a setting that loses no more than 0.5", "-", 0, "", 1, 1, "none of the sweep does");
+    add_of(s, "a setting that loses no more than 0.5", "-", 0, "", 1, 1, "none of the sweep does");
   }
   free(s);
 }

@@ -7,25 +7,15 @@
  *
  * Source: TDF §IV.A: logistic regression, matrix factorisation and AlexNet; of a worker's data an
  * iteration takes a tenth, nearly all, and 256. Departs: the data are smaller, and so is the network. */
-#define _POSIX_C_SOURCE 200809L
+enum { HIDDEN = 128 };
+#include "../bench/digits.h"
 #include "tdf.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-enum { WORDS = 18408, RANK = 8, INPUTS = 784, HIDDEN = 128, CLASSES = 10 };
+enum { WORDS = 18408, RANK = 8 };
 enum { PIECES_MAX = 1 << 20, ROWS_MAX = 1 << 16 };
 #define DECAY 0.2f /* of factors, a rating */
 
-uint64_t tdf_next(uint64_t *state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
+uint64_t tdf_next(uint64_t *state) { return digits_next(state); }
 
 double tdf_uniform(uint64_t *state) { return (double)(tdf_next(state) >> 11) / 9007199254740992.0; }
 
@@ -34,48 +24,6 @@ static void draw(uint64_t seed, float *w, uint64_t n, double spread) {
 }
 
 /* ---- files ---- */
-
-static void *allocate(size_t count, size_t size) {
-  void *memory = calloc(count ? count : 1, size);
-  if (!memory) {
-    fprintf(stderr, "paper: out of memory\n");
-    exit(1);
-  }
-  return memory;
-}
-
-typedef struct source {
-  FILE *file;
-  int piped;
-} source;
-
-static int source_open(source *s, const char *name) {
-  const char *data = getenv("MLFAB_DATA"), *home = getenv("HOME");
-  char path[1024], packed[1040], command[1060];
-  int own = data && *data;
-  snprintf(path, sizeof path, "%s%s/%s",
-           own    ? data
-           : home ? home
-                  : "",
-           own ? "" : "/.cache/mlfab", name);
-  s->file = fopen(path, "rb");
-  s->piped = s->file == NULL;
-  if (!s->piped) return 1;
-  /* The name stands in quotes in the command, so one that holds a quote is not taken. */
-  snprintf(packed, sizeof packed, "%s.gz", path);
-  if (access(packed, R_OK) || strchr(packed, '\'')) return 0;
-  snprintf(command, sizeof command, "gzip -dc '%s'", packed);
-  s->file = popen(command, "r");
-  return s->file != NULL;
-}
-
-static void source_close(source *s) {
-  if (s->piped) {
-    pclose(s->file);
-  } else {
-    fclose(s->file);
-  }
-}
 
 /* ---- reviews: weights of WORDS, and a constant ---- */
 
@@ -248,89 +196,15 @@ static double ratings_quality(const float *w) {
   return sqrt(sum / r->n);
 }
 
-/* ---- digits: W1 (a row an input), b1, W2 (a row a hidden unit), b2; rectified linear ---- */
-
-enum { W1 = 0, B1 = W1 + INPUTS * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN * CLASSES };
-enum { DIGITS_PARAMS = B2 + CLASSES };
-
-typedef struct images {
-  uint32_t n;
-  unsigned char *pixels, *label;
-} images;
+/* ---- digits ---- */
 
 static images digits[2];
 
-/* Records behind a header, whose second word is their number. */
-static unsigned char *idx_read(const char *name, size_t header, size_t record, uint32_t *n_p) {
-  source s;
-  unsigned char head[16] = {0}, *bytes = NULL;
-  if (!source_open(&s, name)) return NULL;
-  if (fread(head, 1, header, s.file) == header) {
-    *n_p = (uint32_t)head[4] << 24 | (uint32_t)head[5] << 16 | (uint32_t)head[6] << 8 | head[7];
-    if (*n_p > 0 && *n_p <= 1000000) bytes = allocate(*n_p, record);
-    if (bytes && fread(bytes, record, *n_p, s.file) != *n_p) {
-      free(bytes);
-      bytes = NULL;
-    }
-  }
-  source_close(&s);
-  return bytes;
-}
-
-static int images_read(images *set, const char *pixels, const char *labels) {
-  uint32_t n = 0;
-  set->pixels = idx_read(pixels, 16, INPUTS, &set->n);
-  set->label = set->pixels ? idx_read(labels, 8, 1, &n) : NULL;
-  int good = set->label && n == set->n;
-  for (uint32_t i = 0; good && i < n; i++) good = set->label[i] < CLASSES;
-  return good;
-}
-
-static void add_scaled(float *restrict y, float a, const float *restrict x, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++) y[i] += a * x[i];
-}
-
-static void digits_forward(const unsigned char *pixels, const float *w, float *hidden, float *out) {
-  memcpy(hidden, w + B1, HIDDEN * sizeof *hidden);
-  memcpy(out, w + B2, CLASSES * sizeof *out);
-  for (uint32_t i = 0; i < INPUTS; i++)
-    if (pixels[i])
-      add_scaled(hidden, (float)pixels[i] / 255.0f, w + W1 + (size_t)i * HIDDEN, HIDDEN);
-  for (uint32_t j = 0; j < HIDDEN; j++) {
-    if (hidden[j] < 0) hidden[j] = 0;
-    add_scaled(out, hidden[j], w + W2 + (size_t)j * CLASSES, CLASSES);
-  }
-}
-
-/* Logits become the gradient of the cross entropy in them. */
-static void soften(float *out, unsigned label) {
-  float largest = out[0], sum = 0;
-  for (uint32_t k = 1; k < CLASSES; k++) largest = out[k] > largest ? out[k] : largest;
-  for (uint32_t k = 0; k < CLASSES; k++) sum += out[k] = expf(out[k] - largest);
-  for (uint32_t k = 0; k < CLASSES; k++) out[k] /= sum;
-  out[label] -= 1;
-}
-
 static void digits_gradient(const float *w, const uint32_t *sample, uint32_t n, float weight,
                             float *g) {
-  for (uint32_t s = 0; s < n; s++) {
-    const unsigned char *pixels = digits[0].pixels + (size_t)sample[s] * INPUTS;
-    float hidden[HIDDEN], out[CLASSES], back[HIDDEN];
-    digits_forward(pixels, w, hidden, out);
-    soften(out, digits[0].label[sample[s]]);
-    for (uint32_t k = 0; k < CLASSES; k++) out[k] *= weight;
-    for (uint32_t j = 0; j < HIDDEN; j++) {
-      const float *row = w + W2 + (size_t)j * CLASSES;
-      back[j] = 0;
-      for (uint32_t k = 0; hidden[j] > 0 && k < CLASSES; k++) back[j] += row[k] * out[k];
-      add_scaled(g + W2 + (size_t)j * CLASSES, hidden[j], out, CLASSES);
-    }
-    add_scaled(g + B2, 1, out, CLASSES);
-    add_scaled(g + B1, 1, back, HIDDEN);
-    for (uint32_t i = 0; i < INPUTS; i++)
-      if (pixels[i])
-        add_scaled(g + W1 + (size_t)i * HIDDEN, (float)pixels[i] / 255.0f, back, HIDDEN);
-  }
+  for (uint32_t s = 0; s < n; s++)
+    digits_add_gradient(w, digits[0].pixels + (size_t)sample[s] * INPUTS,
+                        digits[0].label[sample[s]], weight, g);
 }
 
 static void digits_first(uint64_t seed, float *w) {
@@ -339,17 +213,7 @@ static void digits_first(uint64_t seed, float *w) {
   draw(seed + 1, w + W2, HIDDEN * CLASSES, sqrt(6.0 / HIDDEN));
 }
 
-static double digits_quality(const float *w) {
-  uint32_t right = 0;
-  for (uint32_t i = 0; i < digits[1].n; i++) {
-    float hidden[HIDDEN], out[CLASSES];
-    uint32_t best = 0;
-    digits_forward(digits[1].pixels + (size_t)i * INPUTS, w, hidden, out);
-    for (uint32_t k = 1; k < CLASSES; k++) best = out[k] > out[best] ? k : best;
-    right += best == digits[1].label[i];
-  }
-  return 100.0 * right / digits[1].n;
-}
+static double digits_quality(const float *w) { return 100.0 * digits_right(&digits[1], w); }
 
 /* ---- all of them ---- */
 

@@ -332,7 +332,8 @@ def test_waits_for_whom():
 
 def test_a_path_that_cannot_be_written():
     with Folder() as folder:
-        result = stepper(folder, 1000, 20, MLFAB_METRICS=folder("none/m.prom"), MLFAB_TRACE=folder("none/t.json"),
+        # 200 ms: many attempts
+        result = stepper(folder, 1000, 20, 0, 10, MLFAB_METRICS=folder("none/m.prom"), MLFAB_TRACE=folder("none/t.json"),
                          MLFAB_LOG="error:" + folder("none/log"), ranks=("-n", 2, "-s", 1))
         said = [line for line in result.err.splitlines() if "cannot write" in line]
         for what in ("log", "metrics", "trace"):

@@ -71,8 +71,11 @@ static inline void batch_network(random_batch *x, mlfab__rng *prng, const batch_
   }
 }
 
+static uint64_t batch_seed; /* of the last batch, for messages */
+
 /* At most `most` updates. */
 static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, uint32_t most) {
+  batch_seed = seed;
   mlfab__rng prng;
   batch_traits t;
   memset(x, 0, sizeof *x);

@@ -344,4 +344,56 @@ static inline double literal_distribute(mlfab__network *net, const mlfab__distri
   return makespan;
 }
 
+/* ---- comparing with what is written ---- */
+
+static inline void same(uint64_t a, uint64_t b, const char *what) {
+  if (a == b) return;
+  fail_msg("seed %llu: %s is %llu, not %llu", (unsigned long long)batch_seed, what,
+           (unsigned long long)a, (unsigned long long)b);
+}
+
+static inline void same_bits(double a, double b, const char *what) {
+  if (memcmp(&a, &b, sizeof a) == 0) return;
+  fail_msg("seed %llu: %s is %.17g, not %.17g", (unsigned long long)batch_seed, what, a, b);
+}
+
+static inline void same_networks(const mlfab__network *a, const mlfab__network *b) {
+  for (uint32_t i = 0; i < 2 * a->nodes + a->links; i++) {
+    const mlfab__profile *p = &a->profiles[i], *q = &b->profiles[i];
+    same(p->n, q->n, "a number of steps");
+    for (uint32_t k = 0; k < p->n; k++) {
+      same_bits(p->steps[k].at, q->steps[k].at, "a step's time");
+      same_bits(p->steps[k].rate, q->steps[k].rate, "a step's rate");
+    }
+  }
+}
+
+/* The transfers that a network has reserved while it was watched. */
+enum { RECORDS = 512 };
+
+typedef struct record {
+  mlfab__transfer transfer;
+  mlfab__stretch pieces[LITERAL_STRETCHES];
+} record;
+
+typedef struct records {
+  record of[RECORDS];
+  uint32_t n;
+} records;
+
+static inline void on_reserve(void *user, const mlfab__transfer *t) {
+  records *r = user;
+  assert_true(r->n < RECORDS && t->n <= LITERAL_STRETCHES);
+  r->of[r->n].transfer = *t;
+  if (t->n > 0) memcpy(r->of[r->n].pieces, t->pieces, t->n * sizeof *t->pieces);
+  r->n++;
+}
+
+/* NULL: it is watched no more. */
+static inline void watch(mlfab__network *net, records *r) {
+  if (r) r->n = 0;
+  net->watch = r ? on_reserve : NULL;
+  net->user = r;
+}
+
 #endif

@@ -82,6 +82,28 @@ static void stop(run *r) {
   if (r->ctx) mlfab_abandon(&r->ctx);
 }
 
+/* Each test uses three processes that train, and two disks. */
+static run runs[3];
+static memory_disk disks[2];
+
+/* All processes end, and both disks become empty. Returns the first disk. */
+static memory_disk *fresh(void) {
+  for (int i = 0; i < 3; i++) stop(&runs[i]);
+  for (int i = 0; i < 2; i++) {
+    disk_free(&disks[i]);
+    disk_init(&disks[i]);
+  }
+  return &disks[0];
+}
+
+/* The model begins as the newest checkpoint, of which `loaded` tells. */
+static void resume(run *r, memory_disk *d, const mlfab_model_options *o,
+                   mlfab_checkpoint_info *loaded) {
+  *loaded = (mlfab_checkpoint_info){.size = sizeof *loaded};
+  if (start(r, d, DIR, o, 0)) fail_msg("%s", r->error.text);
+  assert_int_equal(mlfab_restored(r->ctx, loaded), 0);
+}
+
 /* One step: the update depends on the model and on the step. */
 static void train(run *r, uint64_t step) {
   float u[FLOATS];
@@ -112,86 +134,58 @@ static void same(const run *a, const run *b) {
   assert_memory_equal(a->v, b->v, sizeof a->v);
 }
 
-/* Training from a checkpoint is training that was never interrupted: every optimizer, with rounds and without. */
+/* Training from a checkpoint is training that was never interrupted; also from a checkpoint that began as one. `of_9`: tensor
+ * 9 has a consistency model of its own, or NULL. */
+static void continues(const mlfab_model_options *o, const mlfab_sync *of_9) {
+  static run at;
+  memory_disk *d = fresh();
+  run *a = &runs[0], *b = &runs[1];
+  mlfab_checkpoint_info info, loaded;
+  assert_int_equal(start(a, d, NULL, o, 0), 0);
+  if (of_9) assert_int_equal(mlfab_set_sync(a->ctx, of_9, MLFAB_ALL, 9, 0), 0);
+  for (uint64_t step = 0; step < 4; step++) train(a, step);
+  assert_int_equal(save(a, &info), 0);
+  assert_int_equal(info.number, 1);
+  assert_int_equal(info.version, 4);
+  assert_int_equal(info.servers, 1);
+  assert_true(info.bytes > sizeof a->w + sizeof a->v);
+  at = *a; /* the state of the model now */
+  for (uint64_t step = 4; step < 8; step++) train(a, step);
+  for (uint64_t number = 1; number <= 2; number++) {
+    resume(b, d, o, &loaded);
+    same(b, &at); /* not the first weights */
+    assert_int_equal(loaded.number, number);
+    assert_int_equal(loaded.version, 4);
+    if (number == 2) break;
+    assert_int_equal(save(b, &info), 0);
+    stop(b);
+  }
+  for (uint64_t step = 4; step < 8; step++) train(b, step);
+  same(a, b);
+}
+
+/* Every optimizer, with rounds and without. */
 TEST(test_continues) {
   for (uint32_t optimizer = 0; optimizer < MLFAB_OPTIMIZER_COUNT; optimizer++) {
     for (uint32_t sync = MLFAB_SYNC_ASYNC; sync <= MLFAB_SYNC_SSP; sync++) {
-      memory_disk *d = calloc(1, sizeof *d);
-      run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);
-      mlfab_checkpoint_info info, loaded = {.size = sizeof loaded};
-      disk_init(d);
       mlfab_model_options o = options_of(optimizer, sync);
-      assert_int_equal(start(a, d, NULL, &o, 0), 0);
-      for (uint64_t step = 0; step < 4; step++) train(a, step);
-      assert_int_equal(save(a, &info), 0);
-      assert_int_equal(info.number, 1);
-      assert_int_equal(info.version, 4);
-      assert_int_equal(info.servers, 1);
-      assert_true(info.bytes > sizeof a->w + sizeof a->v);
-      *b = *a; /* what the model is now */
-      for (uint64_t step = 4; step < 8; step++) train(a, step);
-      run *at = malloc(sizeof *at);
-      *at = *b;
-      int code = start(b, d, DIR, &o, 0);
-      if (code) fail_msg("%s", b->error.text);
-      same(b, at); /* not the first weights */
-      assert_int_equal(mlfab_restored(b->ctx, &loaded), 0);
-      assert_int_equal(loaded.number, 1);
-      assert_int_equal(loaded.version, 4);
-      for (uint64_t step = 4; step < 8; step++) train(b, step);
-      same(a, b);
-      stop(a);
-      stop(b);
-      free(at);
-      free(a);
-      free(b);
-      disk_free(d);
-      free(d);
+      continues(&o, NULL);
     }
   }
 }
 
 /* Tensors with consistency models of their own: each is a record of the file, and is there again. */
 TEST(test_two_clocks) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b), *at = malloc(sizeof *at);
-  mlfab_checkpoint_info info;
-  mlfab_sync ssp = {.size = sizeof ssp, .kind = MLFAB_SYNC_SSP, .staleness = 3};
-  disk_init(d);
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP);
-  assert_int_equal(start(a, d, NULL, &o, 0), 0);
-  assert_int_equal(mlfab_set_sync(a->ctx, &ssp, MLFAB_ALL, 9, 0), 0);
-  for (uint64_t step = 0; step < 4; step++) train(a, step);
-  assert_int_equal(save(a, &info), 0);
-  memcpy(at, a, sizeof *at);
-  for (uint64_t step = 4; step < 8; step++) train(a, step);
-  /* Also of a checkpoint that began as one. */
-  for (int again = 0; again < 2; again++) {
-    if (start(b, d, DIR, &o, 0)) fail_msg("%s", b->error.text);
-    same(b, at);
-    if (again == 0) {
-      assert_int_equal(save(b, &info), 0);
-      stop(b);
-    }
-  }
-  for (uint64_t step = 4; step < 8; step++) train(b, step);
-  same(a, b);
-  stop(a);
-  stop(b);
-  free(at);
-  free(a);
-  free(b);
-  disk_free(d);
-  free(d);
+  continues(&o, &(mlfab_sync){.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_SSP, .staleness = 3});
 }
 
 /* A worker's window is in the file: how many updates are decided, and which were applied. */
 TEST(test_windows) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *a = calloc(1, sizeof *a);
+  memory_disk *d = fresh();
+  run *a = &runs[0];
   mlfab_checkpoint_info info;
   mlfab__checkpoint_worker worker = {0};
-  disk_init(d);
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   assert_int_equal(start(a, d, NULL, &o, 0), 0);
   for (uint64_t step = 0; step < 5; step++) train(a, step);
@@ -213,19 +207,14 @@ TEST(test_windows) {
   assert_int_equal(worker.incarnation, 1);
   assert_int_equal(worker.top, 7);                  /* the first weights are the first */
   assert_int_equal(worker.applied[0] & 0x7f, 0x7e); /* all but the last */
-  stop(a);
-  free(a);
-  disk_free(d);
-  free(d);
 }
 
 /* Updates that come while a checkpoint is written are not in it. */
 TEST(test_moment) {
   static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_ADAM};
   for (int k = 0; k < 2; k++) {
-    memory_disk *d = calloc(1, sizeof *d);
-    run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b), *c = calloc(1, sizeof *c);
-    disk_init(d);
+    memory_disk *d = fresh();
+    run *a = &runs[0], *b = &runs[1], *c = &runs[2];
     mlfab_model_options o = options_of(kinds[k], MLFAB_SYNC_BSP);
     assert_int_equal(start(a, d, NULL, &o, 0), 0);
     uint64_t step = 0;
@@ -238,11 +227,10 @@ TEST(test_moment) {
       for (int i = 0; i < 200; i++) train(a, step++);
       assert_int_equal(mlfab_wait(a->ctx, request, 0, NULL), 0);
       assert_true(info.version > 0 && info.version <= step);
-      int code = start(b, d, DIR, &o, 0);
-      if (code) fail_msg("%s", b->error.text);
+      mlfab_checkpoint_info loaded;
+      resume(b, d, &o, &loaded);
       /* The same number of undisturbed steps. */
-      memory_disk *none = calloc(1, sizeof *none);
-      disk_init(none);
+      memory_disk *none = &disks[1];
       assert_int_equal(start(c, none, NULL, &o, 0), 0);
       for (uint64_t i = 0; i < info.version; i++) train(c, i);
       same(b, c);
@@ -253,15 +241,7 @@ TEST(test_moment) {
       same(b, c);
       stop(b);
       stop(c);
-      disk_free(none);
-      free(none);
     }
-    stop(a);
-    free(a);
-    free(b);
-    free(c);
-    disk_free(d);
-    free(d);
   }
 }
 
@@ -275,11 +255,10 @@ TEST(test_large_updates) {
   for (int i = 0; i < LARGE; i++) u[i] = (float)(i % 5 - 2);
   mlfab_buf weights = {2, 0, w, LARGE}, update = {2, 0, u, LARGE};
   for (int life = 0; life < 4; life++) {
-    memory_disk *d = calloc(1, sizeof *d);
-    run *r = calloc(1, sizeof *r);
+    memory_disk *d = fresh();
+    run *r = &runs[0];
     mlfab_checkpoint_info info = {.size = sizeof info};
     mlfab_request pushed[UPDATES], saved;
-    disk_init(d);
     for (int resumed = 0; resumed < 1 + (life > 0); resumed++) {
       open_run(r, d, resumed ? DIR : NULL, LARGE_BLOCKS);
       assert_int_equal(mlfab_tensor_add(r->ctx, 2, MLFAB_F32, LARGE), 0);
@@ -306,9 +285,6 @@ TEST(test_large_updates) {
       }
       stop(r);
     }
-    free(r);
-    disk_free(d);
-    free(d);
   }
   free(w);
   free(u);
@@ -317,9 +293,8 @@ TEST(test_large_updates) {
 
 /* By itself every so many commits; only the newest stay. */
 TEST(test_by_itself) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);
-  disk_init(d);
+  memory_disk *d = fresh();
+  run *a = &runs[0], *b = &runs[1];
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
   assert_int_equal(start(a, d, NULL, &o, 3), 0);
   for (uint64_t step = 0; step < 24; step++) {
@@ -331,35 +306,23 @@ TEST(test_by_itself) {
   assert_int_equal(disk_count(d, ".manifest"), 2);
   assert_int_equal(disk_count(d, ".shard"), 2);
   assert_int_equal(disk_count(d, ".part"), 0);
-  int code = start(b, d, DIR, &o, 0);
-  if (code) fail_msg("%s", b->error.text);
-  mlfab_checkpoint_info loaded = {.size = sizeof loaded};
-  assert_int_equal(mlfab_restored(b->ctx, &loaded), 0);
+  mlfab_checkpoint_info loaded;
+  resume(b, d, &o, &loaded);
   assert_int_equal(loaded.number, 8);
   assert_int_equal(loaded.version, 24);
   same(a, b);
-  stop(a);
-  stop(b);
-  free(a);
-  free(b);
-  disk_free(d);
-  free(d);
 }
 
-/* The newest checkpoint has version 2, the one before 1. Returns the disk. */
-static memory_disk *two_checkpoints(const mlfab_model_options *o) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *a = calloc(1, sizeof *a);
+/* The newest checkpoint has version 2, the one before 1. */
+static void two_checkpoints(memory_disk *d, const mlfab_model_options *o) {
+  run *a = &runs[2];
   mlfab_checkpoint_info info;
-  disk_init(d);
   assert_int_equal(start(a, d, NULL, o, 0), 0);
   for (uint64_t step = 0; step < 2; step++) {
     train(a, step);
     assert_int_equal(save(a, &info), 0);
   }
   stop(a);
-  free(a);
-  return d;
 }
 
 /* Which checkpoint is loaded; a negative code when none is, with its error in `r`. */
@@ -367,15 +330,16 @@ static int loads(run *r, memory_disk *d, const mlfab_model_options *o) {
   mlfab_checkpoint_info info = {.size = sizeof info};
   int code = start(r, d, DIR, o, 0);
   if (!code) code = mlfab_restored(r->ctx, &info);
-  if (r->ctx) stop(r);
+  stop(r);
   return code ? code : (int)info.number;
 }
 
 /* Any byte flipped, any length: the older one is loaded. */
 TEST(test_damage) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
-  memory_disk *d = two_checkpoints(&o);
-  run *r = calloc(1, sizeof *r);
+  memory_disk *d = fresh();
+  run *r = &runs[0];
+  two_checkpoints(d, &o);
   assert_int_equal(loads(r, d, &o), 2);
   static const char *const names[] = {"00000002.manifest", "00000002-0-of-1.shard"};
   for (int f = 0; f < 2; f++) {
@@ -401,16 +365,12 @@ TEST(test_damage) {
     inode->bytes = whole;
   }
   assert_int_equal(loads(r, d, &o), 2);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 static void refused(memory_disk *d, const mlfab_model_options *o, int code, const char *text) {
-  run *r = calloc(1, sizeof *r);
+  run *r = &runs[0];
   assert_int_equal(loads(r, d, o), code);
   if (!strstr(r->error.text, text)) fail_msg("'%s' is not in: %s", text, r->error.text);
-  free(r);
 }
 
 static void move_file(memory_disk *d, const char *from, const char *to) {
@@ -424,8 +384,9 @@ static void move_file(memory_disk *d, const char *from, const char *to) {
 /* Each mistake has its own error. */
 TEST(test_refused) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP), other;
-  memory_disk *d = two_checkpoints(&o);
-  memory_disk *mixed = two_checkpoints(&o);
+  memory_disk *d = fresh(), *mixed = &disks[1];
+  two_checkpoints(d, &o);
+  two_checkpoints(mixed, &o);
   static const char *const one = DIR "/checkpoint-00000001.manifest",
                            *const shard1 = DIR "/checkpoint-00000001-0-of-1.shard",
                            *const two = DIR "/checkpoint-00000002.manifest",
@@ -443,17 +404,10 @@ TEST(test_refused) {
   other.slices = 4;
   refused(d, &other, MLFAB_ERR_CONFIG, "slices is 4, in the checkpoint 5");
   /* Another model's checkpoint. */
-  run *r = calloc(1, sizeof *r);
+  run *r = &runs[0];
   assert_int_equal(start(r, d, NULL, &o, 0), 0);
   stop(r);
-  mlfab_config c;
-  mlfab_env env;
-  memset(&env, 0, sizeof env);
-  env.size = sizeof env;
-  env.files = &d->table;
-  mlfab_config_init(&c);
-  c.env = &env;
-  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  open_run(r, d, NULL, 0);
   assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS + 1), 0);
   assert_int_equal(mlfab_tensor_add(r->ctx, 9, MLFAB_F64, DOUBLES), 0);
   assert_int_equal(mlfab_restore(r->ctx, DIR), 0);
@@ -467,7 +421,6 @@ TEST(test_refused) {
   assert_int_equal(mlfab_model_start(r->ctx, &o, NULL, 0), 0);
   assert_int_equal(mlfab_restore(r->ctx, DIR), MLFAB_ERR_STATE);
   stop(r);
-  free(r);
   /* A shard of another attempt, with the same number. */
   disk_inode *mine = disk_file(d, "00000002-0"), kept = *mine,
              *theirs = disk_file(mixed, "00000002-0");
@@ -525,19 +478,14 @@ TEST(test_refused) {
   d->fail_at = d->calls + 1;
   d->fail_with = EACCES;
   refused(d, &o, MLFAB_ERR_IO, "cannot list '/disk': Permission denied");
-  disk_free(d);
-  disk_free(mixed);
-  free(d);
-  free(mixed);
 }
 
 /* Errors of the call. */
 TEST(test_arguments) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *r = calloc(1, sizeof *r);
+  memory_disk *d = fresh();
+  run *r = &runs[0];
   mlfab_checkpoint_info info = {.size = sizeof info};
   mlfab_checkpoint_options how = {.size = sizeof how, .dir = "/nowhere"};
-  disk_init(d);
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   assert_int_equal(mlfab_checkpoint(NULL, NULL, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_restore(NULL, DIR), MLFAB_ERR_ARGUMENT);
@@ -565,16 +513,12 @@ TEST(test_arguments) {
   for (int i = 0; i < 200 && disk_count(d, ".shard") > 1; i++) mlfab_progress(r->ctx, 10000000);
   assert_int_equal(disk_count(d, ".shard"), 1);
   assert_int_equal(disk_count(d, "00000003"), 2);
-  stop(r);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 /* Trains two steps with a checkpoint after each, on a disk whose k-th call from then on fails. Returns how many
  * checkpoints were whole. */
 static int attempt(memory_disk *d, const mlfab_model_options *o, uint64_t k, int with) {
-  run *r = calloc(1, sizeof *r);
+  run *r = &runs[0];
   mlfab_checkpoint_info info;
   int whole = 0;
   assert_int_equal(start(r, d, NULL, o, 0), 0);
@@ -592,7 +536,6 @@ static int attempt(memory_disk *d, const mlfab_model_options *o, uint64_t k, int
     if (!code) whole = (int)step;
   }
   stop(r);
-  free(r);
   return whole;
 }
 
@@ -603,22 +546,15 @@ TEST(test_calls_fail) {
   for (int w = 0; w < 4; w++) {
     int fired = 1;
     for (uint64_t k = 1; fired; k++) {
-      memory_disk *d = calloc(1, sizeof *d);
-      run *r = calloc(1, sizeof *r);
-      mlfab_checkpoint_info info = {.size = sizeof info};
-      disk_init(d);
+      memory_disk *d = fresh();
+      run *r = &runs[0];
+      mlfab_checkpoint_info info;
       int whole = attempt(d, &o, k, with[w]);
       fired = d->fired;
       if (with[w] == EINTR || with[w] == -1) assert_int_equal(whole, 2);
       d->fail_at = 0;
-      int code = start(r, d, DIR, &o, 0);
-      if (code) fail_msg("call %d: %s", (int)k, r->error.text);
-      assert_int_equal(mlfab_restored(r->ctx, &info), 0);
+      resume(r, d, &o, &info);
       assert_true((int)info.version >= whole + 1);
-      stop(r);
-      free(r);
-      disk_free(d);
-      free(d);
     }
   }
 }
@@ -629,19 +565,15 @@ TEST(test_stops) {
   for (int names = 0; names < 2; names++) {
     int fired = 1;
     for (uint64_t k = 1; fired; k++) {
-      memory_disk *d = calloc(1, sizeof *d);
-      run *r = calloc(1, sizeof *r), *all = calloc(1, sizeof *all);
-      mlfab_checkpoint_info info = {.size = sizeof info};
-      disk_init(d);
+      memory_disk *d = fresh();
+      run *r = &runs[0], *all = &runs[1];
+      mlfab_checkpoint_info info;
       int whole = attempt(d, &o, k, 0);
       fired = d->fired;
       disk_crash(d, names);
-      int code = start(r, d, DIR, &o, 0);
-      if (code) fail_msg("call %d: %s", (int)k, r->error.text);
-      assert_int_equal(mlfab_restored(r->ctx, &info), 0);
+      resume(r, d, &o, &info);
       assert_true((int)info.version >= whole + 1 && info.version <= 3);
-      memory_disk *none = calloc(1, sizeof *none);
-      disk_init(none);
+      memory_disk *none = &disks[1];
       assert_int_equal(start(all, none, NULL, &o, 0), 0);
       for (uint64_t step = 0; step < info.version; step++) train(all, step);
       same(r, all);
@@ -650,14 +582,6 @@ TEST(test_stops) {
       uint64_t before = info.number;
       assert_int_equal(save(r, &info), 0);
       assert_true(info.number > before);
-      stop(r);
-      stop(all);
-      free(r);
-      free(all);
-      disk_free(d);
-      disk_free(none);
-      free(d);
-      free(none);
     }
   }
 }
@@ -714,17 +638,10 @@ TEST(test_load) {
       {MLFAB_ERR_CHECKPOINT, "{\"a\":[[[[[[[[[[[[[[[[[[[[[[]]"},
       {MLFAB_ERR_CHECKPOINT, "{\"5"},
       {MLFAB_ERR_CHECKPOINT, ""}};
-  memory_disk *d = calloc(1, sizeof *d);
-  run *r = calloc(1, sizeof *r);
-  mlfab_env env;
+  memory_disk *d = fresh();
+  run *r = &runs[0];
   mlfab_config c;
-  disk_init(d);
-  memset(&env, 0, sizeof env);
-  env.size = sizeof env;
-  env.files = &d->table;
-  mlfab_config_init(&c);
-  c.env = &env;
-  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  open_run(r, d, NULL, 0);
   assert_int_equal(mlfab_tensor_add(r->ctx, 5, MLFAB_F32, 4), 0);
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     if (load(r, good[i], 24, d, NULL)) fail_msg("%s", r->error.text);
@@ -769,17 +686,14 @@ TEST(test_load) {
   unlink(path);
   for (int i = 0; i < FLOATS; i++) assert_true(r->w[i] == (float)i / 100);
   assert_int_equal(mlfab_model_start(r->ctx, NULL, bufs, 2), 0);
-  stop(r);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 /* Files that are far away: they explain, what cannot be reached is not damaged, and a close does not wait for them. */
 TEST(test_far_files) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
-  memory_disk *d = two_checkpoints(&o);
-  run *r = calloc(1, sizeof *r);
+  memory_disk *d = fresh();
+  run *r = &runs[0];
+  two_checkpoints(d, &o);
   mlfab_checkpoint_info info;
   d->why = "GET: HTTP 503 after 5 attempts in 30 s";
   d->fail_with = ETIMEDOUT;
@@ -814,15 +728,12 @@ TEST(test_far_files) {
   clock_gettime(CLOCK_MONOTONIC, &now);
   assert_true(now.tv_sec - began.tv_sec < 5);
   assert_int_equal(d->cancelled, 0);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 /* Directories that are URLs: not without files that know them, and not with a password. */
 TEST(test_urls) {
-  memory_disk *d = calloc(1, sizeof *d);
-  run *r = calloc(1, sizeof *r);
+  memory_disk *d = fresh();
+  run *r = &runs[0];
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   mlfab_checkpoint_options how = {.size = sizeof how, .dir = "https://host/run"};
   mlfab_config c;
@@ -834,7 +745,6 @@ TEST(test_urls) {
   char at[] = "/tmp/mlfab-of@run-XXXXXX"; /* no password */
   assert_non_null(mkdtemp(at));
   snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "%s", at);
-  disk_init(d);
   d->table = *mlfab_files_system();
   open_run(r, d, NULL, 0);
   assert_int_equal(mlfab_restore(r->ctx, "https://me@host"), MLFAB_ERR_ARGUMENT);
@@ -852,9 +762,6 @@ TEST(test_urls) {
   assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
   stop(r);
   rmdir(at);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 /* Stands before the C library's: fails for directories with `directory_sync`, unless that is 0. */
@@ -871,12 +778,11 @@ int fsync(int fd) {
 TEST(test_directories_without_sync) {
   static const int without[] = {EINVAL, EOPNOTSUPP, ENOTSUP};
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
-  memory_disk *d = calloc(1, sizeof *d);
-  run *r = calloc(1, sizeof *r);
+  memory_disk *d = fresh();
+  run *r = &runs[0];
   mlfab_checkpoint_options how = {.size = sizeof how, .keep = 1};
   char dir[] = "/tmp/mlfab-test-XXXXXX", command[64];
   assert_non_null(mkdtemp(dir));
-  disk_init(d);
   d->table = *mlfab_files_system();
   how.dir = dir;
   assert_int_equal(start(r, d, NULL, &o, 0), 0);
@@ -892,9 +798,6 @@ TEST(test_directories_without_sync) {
   stop(r);
   snprintf(command, sizeof command, "rm -r '%s'", dir);
   assert_int_equal(system(command), 0);
-  free(r);
-  disk_free(d);
-  free(d);
 }
 
 /* A directory that cannot have checkpoints is an error of open, at a server; a worker alone does not need it. */
@@ -902,7 +805,7 @@ TEST(test_directory_at_open) {
   static const struct {
     const char *dir, *why;
   } wrong[] = {{"/nowhere/run", "No such file"}, {"/dev/null", "Not a directory"}, {"/proc", ""}};
-  run *r = calloc(1, sizeof *r);
+  run *r = &runs[0];
   mlfab_config c;
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     mlfab_config_init(&c);
@@ -924,7 +827,6 @@ TEST(test_directory_at_open) {
     stop(r);
   }
   assert_int_equal(rmdir(dir), 0);
-  free(r);
 }
 
 /* A part takes the place of what has its name: an older part, or a link, whose file stays as it is. */
@@ -957,4 +859,10 @@ TEST(test_parts_and_links) {
   assert_true(!rmdir(part) && !rmdir(dir));
 }
 
-TESTS(NULL, NULL)
+static int end(void **state) {
+  (void)state;
+  fresh();
+  return 0;
+}
+
+TESTS(NULL, end)

@@ -9,69 +9,35 @@
 #include <unistd.h>
 #include "../testing.h"
 
-static const char *const names[] = {"MLFAB_RANK",
-                                    "MLFAB_WORKERS",
-                                    "MLFAB_SERVERS",
-                                    "MLFAB_ROLE",
-                                    "MLFAB_DEDICATED",
-                                    "MLFAB_COORDINATOR",
-                                    "MLFAB_JOB",
-                                    "MLFAB_KEY",
-                                    "MLFAB_KEY_FILE",
-                                    "MLFAB_LISTEN",
-                                    "MLFAB_SOCKET_IFNAME",
-                                    "MLFAB_ALLOW_INSECURE",
-                                    "MLFAB_TRANSPORT",
-                                    "MLFAB_PROGRESS",
-                                    "MLFAB_TIMEOUT_MS",
-                                    "MLFAB_HEARTBEAT_MS",
-                                    "MLFAB_SILENT_DEATH_MS",
-                                    "MLFAB_PAYLOAD_CRC",
-                                    "MLFAB_SEED",
-                                    "MLFAB_SCHEDULER",
-                                    "MLFAB_DELAY_BOUND",
-                                    "MLFAB_PLAN_AHEAD_MS",
-                                    "MLFAB_ACCUMULATORS",
-                                    "MLFAB_ORDER_BY_RATE",
-                                    "MLFAB_CHECKPOINT_DIR",
-                                    "MLFAB_CHECKPOINT_COMMITS",
-                                    "MLFAB_CHECKPOINT_KEEP",
-                                    "MLFAB_RESUME",
-                                    "RANK",
-                                    "WORLD_SIZE",
-                                    "MASTER_ADDR",
-                                    "MASTER_PORT",
-                                    "LOCAL_WORLD_SIZE",
-                                    "OMPI_COMM_WORLD_RANK",
-                                    "OMPI_COMM_WORLD_SIZE",
-                                    "PMI_RANK",
-                                    "PMI_SIZE",
-                                    "SLURM_PROCID",
-                                    "SLURM_NTASKS",
-                                    "SLURM_STEP_ID",
-                                    "SLURM_JOB_ID",
-                                    "SLURM_HET_JOB_ID",
-                                    "SLURM_PACK_JOB_ID",
-                                    "SLURM_HET_SIZE",
-                                    "SLURM_STEP_NUM_NODES",
-                                    "SLURM_STEP_NODELIST",
-                                    "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                    "MPI_LOCALNRANKS",
-                                    "PMIX_RANK",
-                                    "PMIX_NAMESPACE",
-                                    "JOB_COMPLETION_INDEX",
-                                    "MLFAB_JOIN",
-                                    "SLURM_RESTART_COUNT",
-                                    "TORCHELASTIC_RUN_ID",
-                                    "TORCHELASTIC_RESTART_COUNT",
-                                    "GROUP_WORLD_SIZE"};
+/* All variables that the library reads begin so. */
+static const char *const prefixes[] = {
+    "MLFAB_", "RANK=",  "WORLD_SIZE=", "MASTER_", "LOCAL_WORLD_",  "OMPI_",       "PMI_",
+    "PMIX_",  "SLURM_", "MPI_",        "JOB_",    "TORCHELASTIC_", "GROUP_WORLD_"};
+
+extern char **environ;
+
+static void unset_all(void) {
+  for (char **at = environ; *at;) {
+    size_t i = 0;
+    while (i < sizeof prefixes / sizeof prefixes[0] &&
+           strncmp(*at, prefixes[i], strlen(prefixes[i])) != 0)
+      i++;
+    if (i == sizeof prefixes / sizeof prefixes[0]) {
+      at++;
+      continue;
+    }
+    char name[256];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(*at, "="), *at);
+    unsetenv(name); /* which moves the others down */
+  }
+}
 
 /* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`. */
 static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
                 const char *const *set) {
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+  unset_all();
   for (; *set; set++) {
-    char name[64];
+    char name[256];
     size_t n = strcspn(*set, "=");
     assert_true(n < sizeof name);
     memcpy(name, *set, n);

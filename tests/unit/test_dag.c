@@ -4,6 +4,7 @@
 #include "core/coll/dag.h"
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { OPS = 24, EDGES = 96 };
@@ -285,26 +286,15 @@ TEST(test_refusals) {
 
 /* ---- memory */
 
-static int64_t allocations_left;
-
-static void *scarce(void *user, size_t bytes) {
-  (void)user;
-  return allocations_left-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void give(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
+static budget memory;
 
 /* A chain long enough to grow everything, with the k-th allocation failing. 1 when none did. */
-static int chain_with(mlfab__env *poor, int64_t k) {
+static int chain_with(mlfab__env *poor, uint64_t k) {
   mlfab__dag_op op = {.kind = MLFAB__DAG_SEND};
   mlfab__dag dag;
   uint32_t id, culprit;
   int rc = 0;
-  allocations_left = k;
+  memory.left = k;
   mlfab__dag_init(&dag, poor);
   for (op.tag = 0; rc == 0 && op.tag < 100; op.tag++) {
     rc = mlfab__dag_add(&dag, &op, &id);
@@ -314,7 +304,7 @@ static int chain_with(mlfab__env *poor, int64_t k) {
   if (rc == 0) rc = mlfab__dag_seal(&dag, &culprit);
   if (rc) assert_int_equal(rc, MLFAB_ERR_MEMORY);
   /* What there is can be used once there is memory. */
-  allocations_left = 1;
+  memory.left = 1;
   assert_int_equal(mlfab__dag_seal(&dag, &culprit), 0);
   mlfab__dag_start(&dag);
   for (uint32_t i = 0; i < dag.nops && mlfab__dag_next(&dag, &id); i++) mlfab__dag_done(&dag, id);
@@ -324,9 +314,9 @@ static int chain_with(mlfab__env *poor, int64_t k) {
 }
 
 TEST(test_memory) {
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__env poor;
-  int64_t k = 0;
+  uint64_t k = 0;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
   while (!chain_with(&poor, k)) {
     k++;

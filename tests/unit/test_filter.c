@@ -6,6 +6,7 @@
 #include "core/kernels/half.h"
 #include "draw.h"
 #include "core/kernels/kernels.h"
+#include "json.h"
 
 #include <math.h>
 #include "../testing.h"
@@ -606,51 +607,6 @@ TEST(leaves_nan_alone) {
 
 /* ---- tests/vectors/tdf.json ---- */
 
-static char json[16384];
-
-static void json_read(void) {
-  FILE *file = fopen("tests/vectors/tdf.json", "r");
-  assert_non_null(file);
-  size_t n = fread(json, 1, sizeof json - 1, file);
-  fclose(file);
-  assert_true(n > 0 && n < sizeof json - 1);
-  json[n] = '\0';
-}
-
-/* The text after the next "key" from `at` on. */
-static const char *json_find(const char *at, const char *key) {
-  char quoted[64];
-  snprintf(quoted, sizeof quoted, "\"%s\":", key);
-  at = strstr(at, quoted);
-  if (at == NULL) fail_msg("tdf.json has no %s", quoted);
-  return at + strlen(quoted);
-}
-
-/* The numbers of the next array, including those of nested arrays; hexadecimal ones are in quotes. Returns
- * how many; *end_p is after it. */
-static uint32_t json_numbers(const char *at, double *numbers, uint32_t room, const char **end_p) {
-  uint32_t n = 0, depth = 0;
-  for (at = strchr(at, '['); at != NULL;) {
-    if (*at == '[') depth++;
-    if (*at == ']' && --depth == 0) break;
-    if (strchr("-0123456789", *at)) {
-      char *end;
-      assert_true(n < room);
-      numbers[n++] = strtod(at, &end); /* takes 0x2e66 too */
-      at = end;
-    } else {
-      at++;
-    }
-  }
-  assert_non_null(at);
-  if (end_p) *end_p = at;
-  return n;
-}
-
-static double json_number(const char *at, const char *key) {
-  return strtod(json_find(at, key), NULL);
-}
-
 TEST(vector_threshold) {
   double row[64];
   uint32_t n = json_numbers(json_find(json_find(json, "threshold"), "rows"), row, 64, NULL);
@@ -759,6 +715,6 @@ TEST(vector_first_pass) {
 }
 
 int main(int argc, char **argv) {
-  json_read();
+  json_read("tests/vectors/tdf.json");
   return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #include "core/base/rng.h"
 
 #include <math.h>
-#include "../testing.h"
+#include "json.h"
 
 enum { MANY = 1024, FEW = 24 };
 
@@ -180,26 +180,6 @@ TEST(small_sigma) {
 
 /* ---- tests/vectors/spectral.json ---- */
 
-static char json[32768];
-
-static void json_read(void) {
-  FILE *file = fopen("tests/vectors/spectral.json", "r");
-  assert_non_null(file);
-  size_t n = fread(json, 1, sizeof json - 1, file);
-  fclose(file);
-  assert_true(n > 0 && n < sizeof json - 1);
-  json[n] = '\0';
-}
-
-/* Behind the next "key": from `at` on. */
-static const char *json_find(const char *at, const char *key) {
-  char quoted[64];
-  snprintf(quoted, sizeof quoted, "\"%s\":", key);
-  at = strstr(at, quoted);
-  if (at == NULL) fail_msg("spectral.json has no %s", quoted);
-  return at + strlen(quoted);
-}
-
 TEST(vector_spectral) {
   static const struct {
     const char *name;
@@ -208,7 +188,7 @@ TEST(vector_spectral) {
                 {"star", MLFAB_GRAPH_STAR},
                 {"ring_chain", MLFAB_GRAPH_CHAIN},
                 {"expander_round", MLFAB_GRAPH_EXPANDER}};
-  json_read();
+  json_read("tests/vectors/spectral.json");
   for (uint32_t nodes = 2; nodes <= 32; nodes++) {
     char key[8];
     snprintf(key, sizeof key, "%u", nodes);
@@ -220,7 +200,7 @@ TEST(vector_spectral) {
       long degree = strtol(strchr(json_find(at, "in_degree_incl_self"), '[') + 1, &end, 10);
       uint32_t n = build(graphs[k].kind, nodes, 0, 0);
       mlfab_graph_info info = check(n, nodes, ds ? 0 : MLFAB_ERR_ARGUMENT);
-      assert_true(is(info.gap, strtod(json_find(at, "gap"), NULL), 1e-6));
+      assert_true(is(info.gap, json_number(at, "gap"), 1e-6));
       assert_int_equal(info.doubly_stochastic, ds);
       assert_int_equal(info.connected, connected);
       assert_int_equal(info.in_degree, *end == ',' ? 0 : degree);

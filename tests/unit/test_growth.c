@@ -1,7 +1,8 @@
-/* test_growth.c - what a worker that joins a running fabric means to collectives, objects and barriers; how server 0
- * gives numbers; wrong configurations. tests/sim/test_growth.c has the rounds. */
+/* test_growth.c - workers that join a running fabric of contexts in one process: how server 0 gives numbers, objects that keep
+ * their members, wrong configurations. tests/sim/test_growth.c has the rounds, sim/test_joiners.c collectives and barriers. */
 #define _GNU_SOURCE 1
 #include "world.h"
+#include "../testing.h"
 #include "../../mlfab_partial.h"
 
 #include <pthread.h>
@@ -9,144 +10,10 @@
 
 enum { COUNT = 8 };
 
-/* --- two founders and a third number, simulated --- */
-
-static world w;
-
-static void open_one(uint32_t i) {
-  mlfab_error error;
-  mlfab_config c = world_config(&w, i);
-  c.workers = 2;
-  c.workers_max = 3;
-  if (mlfab_sim_open(w.sim, i, &c, &w.node[i], &error)) fail_msg("node %u: %s", i, error.text);
-}
-
-static void until_ready(uint32_t i) {
-  mlfab_error error;
-  for (int ready = 0; ready != 1; ready = mlfab_is_ready(w.node[i], &error)) {
-    if (ready < 0) fail_msg("node %u: %s", i, error.text);
-    assert_int_equal(mlfab_sim_step(w.sim), 1);
-  }
-}
-
-static void open_founders(uint64_t seed) {
-  world_init(&w, 3, 1, 1);
-  world_network(&w, seed);
-  for (uint32_t i = 0; i < 4; i++)
-    if (i != 2) open_one(i);
-  for (uint32_t i = 0; i < 4; i++)
-    if (i != 2) until_ready(i);
-}
-
-static void open_joiner(void) {
-  open_one(2);
-  until_ready(2);
-}
-
-static int is_done(uint32_t i, mlfab_request request, int status) {
-  mlfab_result result;
-  int done;
-  OK(w.node[i], mlfab_test(w.node[i], request, &done, &result));
-  if (done) world_expect(w.node[i], result.status, status, "request");
-  return done;
-}
-
-/* Waits for a request, while the simulator drives all nodes. */
-static void wait_for(uint32_t i, mlfab_request request, int status) {
-  while (!is_done(i, request, status)) assert_int_equal(mlfab_sim_step(w.sim), 1);
-}
-
-static float data[3][COUNT];
-
-static mlfab_request allreduce(uint32_t i) {
-  const mlfab_vec vec = {data[i], COUNT};
-  mlfab_request request;
-  for (uint32_t k = 0; k < COUNT; k++) data[i][k] = (float)(1 << i);
-  OK(w.node[i], mlfab_allreduce_start(w.node[i], &vec, 1, MLFAB_F32, NULL, &request));
-  return request;
-}
-
-static void expect_sum(uint32_t i, float sum) {
-  for (uint32_t k = 0; k < COUNT; k++)
-    if (data[i][k] < sum || data[i][k] > sum)
-      fail_msg("worker %u has %g, not %g", i, (double)data[i][k], (double)sum);
-}
-
-/* A call that is open when a joiner calls ends with the members that it had; the next one has the joiner. */
-static void test_collectives(void **state) {
-  mlfab_request first[2], r[3];
-  uint32_t ranks[4], n = 0;
-  (void)state;
-  for (uint64_t seed = 1; seed < 20; seed++) {
-    int late = seed % 2 == 1; /* is a call open when the joiner comes? */
-    open_founders(seed);
-    for (uint32_t i = 0; i < 2; i++) first[i] = allreduce(i);
-    for (uint32_t i = 0; i < 2; i++) wait_for(i, first[i], 0);
-    if (late) first[0] = allreduce(0);
-    open_joiner();
-    OK(w.node[2], mlfab_present(w.node[2], ranks, 4, &n));
-    assert_int_equal(n, 3);
-    r[2] = allreduce(2);
-    mlfab_sim_run(w.sim, WORLD_S * (seed % 3));
-    assert_false(is_done(2, r[2], 0));
-    if (late) {
-      first[1] = allreduce(1);
-      for (uint32_t i = 0; i < 2; i++) wait_for(i, first[i], 0);
-      for (uint32_t i = 0; i < 2; i++) expect_sum(i, 3.0f);
-    }
-    if (late) mlfab_sim_run(w.sim, WORLD_MS); /* the epoch ends when its calls have */
-    /* The founders may have begun another call before they were told. */
-    for (int calls = 0; data[0][0] < 3.5f || calls == 0; calls++) {
-      for (uint32_t i = 0; i < 2; i++) r[i] = allreduce(i);
-      for (uint32_t i = 0; i < 2; i++) wait_for(i, r[i], 0);
-      expect_sum(1, data[0][0]);
-      assert_true(calls < 8);
-    }
-    wait_for(2, r[2], 0);
-    for (uint32_t i = 0; i < 3; i++) expect_sum(i, 7.0f);
-    OK(w.node[0], mlfab_present(w.node[0], ranks, 4, &n));
-    assert_int_equal(n, 3);
-    /* It leaves in good order, and its number is taken again: still no failure. */
-    OK(w.node[2], mlfab_finish(w.node[2], 0));
-    mlfab_close(&w.node[2]);
-    open_joiner();
-    r[2] = allreduce(2);
-    mlfab_sim_run(w.sim, WORLD_S);
-    for (uint32_t i = 0; i < 2; i++) r[i] = allreduce(i);
-    for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-    for (uint32_t i = 0; i < 3; i++) expect_sum(i, 7.0f);
-    world_close(&w);
-  }
-}
-
-/* No barrier waits for a joiner before its first, which meets the first that is not over. All later ones wait for it. */
-static void test_barrier(void **state) {
-  mlfab_request r[3];
-  (void)state;
-  open_founders(5);
-  OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
-  open_joiner();
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(0, r[0], 0));
-  OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
-  for (uint32_t i = 0; i < 2; i++) wait_for(i, r[i], 0);
-  OK(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r[2]));
-  OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(2, r[2], 0));
-  OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
-  for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-  for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &r[i]));
-  mlfab_sim_run(w.sim, WORLD_S);
-  assert_false(is_done(0, r[0], 0));
-  OK(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r[2]));
-  for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
-  world_close(&w);
-}
-
 /* --- real processes' contexts, in one process: opening with `join` waits --- */
 
 static char address[64];
+static float data[COUNT];
 
 static mlfab_config config_of(int32_t rank, uint32_t workers, uint32_t workers_max) {
   mlfab_config c;
@@ -195,9 +62,8 @@ static void has_rank(mlfab *node, int32_t want) {
 }
 
 /* Server 0 gives numbers that nobody has, then those of workers that have left; and no more than there are. */
-static void test_numbers(void **state) {
+TEST(test_numbers) {
   mlfab_error error;
-  (void)state;
   fresh_address("numbers");
   mlfab_config first = config_of(0, 1, 3), c = joining();
   mlfab *founder = open_as(&first), *one = open_as(&c), *two = open_as(&c);
@@ -211,7 +77,7 @@ static void test_numbers(void **state) {
           "workers_max (MLFAB_WORKERS_MAX) is 4 at worker 2, 3 at server 0");
   refused(&few, MLFAB_ERR_WORLD, "is 2 at worker 1, 1 at server 0");
   /* A joiner with another model, and then with the right one. */
-  mlfab_buf none = {7, 0, data[0], COUNT};
+  mlfab_buf none = {7, 0, data, COUNT};
   OK(founder, mlfab_tensor_add(founder, 7, MLFAB_F32, COUNT));
   OK(founder, mlfab_model_start(founder, NULL, NULL, 0));
   OK(one, mlfab_tensor_add(one, 7, MLFAB_F32, COUNT + 1));
@@ -232,10 +98,9 @@ static void test_numbers(void **state) {
   mlfab_close(&founder);
 }
 
-static void test_configurations(void **state) {
+TEST(test_configurations) {
   mlfab *node = NULL;
   mlfab_error error;
-  (void)state;
   fresh_address("none");
   mlfab_config c = config_of(0, 4, 3);
   refused(&c, MLFAB_ERR_CONFIG, "workers_max is below workers");
@@ -323,13 +188,12 @@ static void *founder_runs(void *user) {
 }
 
 /* A partial reduction stays with the members that opened it. A joiner's calls wait for its end, and say for whom. */
-static void test_objects(void **state) {
+TEST(test_objects) {
   founder f[2] = {{.rank = 0}, {.rank = 1}};
   mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 300 * WORLD_MS};
   mlfab_config c = joining();
   mlfab_error error;
   float x = 4.0f;
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   fresh_address("objects");
   c = joining();
@@ -358,10 +222,4 @@ static void test_objects(void **state) {
   pthread_barrier_destroy(&meet);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_collectives),
-                                     cmocka_unit_test(test_barrier), cmocka_unit_test(test_numbers),
-                                     cmocka_unit_test(test_configurations),
-                                     cmocka_unit_test(test_objects)};
-  return cmocka_run_group_tests_name("growth", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

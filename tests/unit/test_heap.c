@@ -1,4 +1,5 @@
 /* test_heap.c - core/base/heap.c against a sorted scan: random puts, moves and removals. */
+#include "budget.h"
 #include "../testing.h"
 
 #include "../../core/base/heap.h"
@@ -74,24 +75,11 @@ TEST(test_equal_times_keep_their_order) {
   mlfab__heap_free(&heap, &env);
 }
 
-static void *refuse(void *user, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  return NULL;
-}
-static void drop(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)memory;
-  (void)bytes;
-}
-
 TEST(test_no_memory_changes_nothing) {
-  mlfab_env hooks = {0};
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__env env;
   mlfab__heap heap = {0};
-  hooks.size = sizeof hooks;
-  hooks.allocate = refuse;
-  hooks.release = drop;
   assert_int_equal(mlfab__env_init(&env, &hooks), 0);
   assert_int_equal(mlfab__heap_reserve(&heap, &env, 8), MLFAB_ERR_MEMORY);
   assert_int_equal(heap.room, 0);

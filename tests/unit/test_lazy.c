@@ -8,6 +8,7 @@
 #include "core/model/sync.h"
 
 #include <math.h>
+#include "budget.h"
 #include "../testing.h"
 
 static mlfab__env env;
@@ -114,20 +115,9 @@ TEST(test_at) {
     }
 }
 
-static void *refuse(void *user, size_t bytes) {
-  (void)bytes;
-  uint32_t *left = user;
-  return *left > 0 && (*left)-- ? calloc(1, bytes) : NULL;
-}
-static void drop(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 TEST(test_no_memory_changes_nothing) {
-  uint32_t left = 1;
-  mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = refuse, .release = drop};
+  budget memory = {1, 0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__env poor;
   mlfab__lazy lazy = {0};
   uint64_t tag, n = 0;

@@ -262,18 +262,43 @@ static void shard_of(uint32_t server, uint64_t number, int code) {
 
 static void shard(uint32_t server, int code) { shard_of(server, f.lead.order.number, code); }
 
-/* A whole checkpoint, of the next request of worker 1. */
-static void make(uint32_t keep) {
-  static uint64_t asks;
-  ask(1, ++asks, keep);
+/* All operations on files are carried out, up to the orders to the servers or an error. */
+static void ask_and_run(uint32_t worker, uint64_t number, uint32_t keep) {
+  ask(worker, number, keep);
   run();
-  assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
+}
+
+/* Both servers write their shards, and the manifest follows. */
+static void write_all(void) {
   shard(1, 0);
   shard(0, 0);
   run();
+}
+
+/* A whole checkpoint, of the next request of worker 1. */
+static void make(uint32_t keep) {
+  static uint64_t asks;
+  ask_and_run(1, ++asks, keep);
+  assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
+  write_all();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
   assert_int_equal(f.answer.code, 0);
 }
+
+static int set_up(void **state) {
+  (void)state;
+  begin();
+  init();
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  end();
+  return 0;
+}
+
+#define CASE(name) TEST_WITH(name, set_up, tear_down)
 
 /* --- what stays --- */
 
@@ -301,9 +326,7 @@ TEST(test_keeps) {
 }
 
 /* A checkpoint of another history stays, and is none of those that are kept. So does one with a manifest that nobody can read. */
-TEST(test_foreign) {
-  begin();
-  init();
+CASE(test_foreign) {
   add_whole(2, OURS, ANOTHER);
   add_whole(3, OURS, ANOTHER);
   add_whole(4, FOREIGN, ANOTHER);
@@ -320,14 +343,11 @@ TEST(test_foreign) {
   assert_true(has("checkpoint-00000001-0-of-2.shard"));
   assert_false(has("checkpoint-00000001-1-of-2.shard"));
   assert_true(has("another.file"));
-  end();
 }
 
 /* Files without a manifest: of attempts that are over they go before the next begins. Of one that another process may still make
  * they stay. */
-TEST(test_orphans) {
-  begin();
-  init();
+CASE(test_orphans) {
   add_whole(4, OURS, ANOTHER);
   add("checkpoint-00000003-0-of-2.shard", OURS, ANOTHER);
   add("checkpoint-00000005-0-of-2.shard", OURS, ANOTHER); /* it was there at the first look */
@@ -335,8 +355,7 @@ TEST(test_orphans) {
   add("checkpoint-00000007-0-of-2.shard.part", OURS, ANOTHER)->empty = 1;
   add("checkpoint-00000002-1-of-2.shard", OURS, ANOTHER)->empty = 1;
   add("checkpoint-00000002-0-of-2.shard.part", OURS, ANOTHER)->unreadable = 1;
-  ask(1, 1000, 3);
-  run();
+  ask_and_run(1, 1000, 3);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(f.lead.order.number, 8);
   assert_false(has("checkpoint-00000003-0-of-2.shard"));
@@ -346,8 +365,7 @@ TEST(test_orphans) {
   assert_false(has("checkpoint-00000002-0-of-2.shard.part"));
   /* Empty, and newer than all manifests: somebody may have just begun. */
   assert_true(has("checkpoint-00000007-0-of-2.shard.part"));
-  shard(0, 0), shard(1, 0);
-  run();
+  write_all();
   assert_false(has("checkpoint-00000007-0-of-2.shard.part"));
   assert_true(has_whole(4) && has_whole(8));
 
@@ -355,17 +373,14 @@ TEST(test_orphans) {
   add("checkpoint-00000020-0-of-2.shard", OURS, ANOTHER);
   add("checkpoint-00000021-0-of-2.shard", OURS, LEADER);
   add("checkpoint-00000007-0-of-2.shard", OURS, ANOTHER);
-  ask(1, 1001, 3);
-  run();
+  ask_and_run(1, 1001, 3);
   assert_int_equal(f.lead.order.number, 22);
   assert_true(has("checkpoint-00000020-0-of-2.shard"));
   assert_false(has("checkpoint-00000021-0-of-2.shard"));
   assert_false(has("checkpoint-00000007-0-of-2.shard"));
-  shard(0, 0), shard(1, 0);
-  run();
+  write_all();
   assert_int_equal(f.answer.code, 0);
   assert_true(has_whole(22));
-  end();
 }
 
 /* --- failures --- */
@@ -376,8 +391,7 @@ TEST(test_owes) {
     begin();
     init();
     add_whole(1, OURS, ANOTHER);
-    ask(1, 1, 0);
-    run();
+    ask_and_run(1, 1, 0);
     shard(0, 0);
     add("checkpoint-00000002-1-of-2.shard.part", OURS, LEADER);
     f.node.now_ns += TIMEOUT;
@@ -390,8 +404,7 @@ TEST(test_owes) {
     run();
     assert_true(has("checkpoint-00000002-0-of-2.shard"));
     /* The next attempt has another number, and fails as well. */
-    ask(1, 2, 0);
-    run();
+    ask_and_run(1, 2, 0);
     assert_int_equal(f.lead.order.number, 3);
     shard(0, MLFAB_ERR_IO);
     run();
@@ -417,16 +430,13 @@ TEST(test_owes) {
 }
 
 /* An answer that comes late begins a look at the directory only after a failure, and only while nothing else is done. */
-TEST(test_late_answers) {
-  begin();
-  init();
+CASE(test_late_answers) {
   make(0);
   uint64_t asked = f.filer.asked;
   shard_of(1, f.lead.order.number, 0);
   f.nfiles--;
   assert_int_equal(f.filer.asked, asked);
-  ask(2, 1, 0);
-  run();
+  ask_and_run(2, 1, 0);
   shard(1, MLFAB_ERR_IO);
   run();
   asked = f.filer.asked;
@@ -437,8 +447,7 @@ TEST(test_late_answers) {
   run();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
   /* The next attempt awaits its own shards. */
-  ask(2, 2, 0);
-  run();
+  ask_and_run(2, 2, 0);
   asked = f.filer.asked;
   shard_of(1, f.lead.order.number - 1, MLFAB_ERR_IO);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
@@ -447,34 +456,25 @@ TEST(test_late_answers) {
   shard(1, MLFAB_ERR_AGAIN);
   assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
   run();
-  end();
 }
 
 /* Nobody writes for this lead in another directory. */
-TEST(test_another_directory) {
-  begin();
-  init();
-  ask(1, 1, 0);
-  run();
+CASE(test_another_directory) {
+  ask_and_run(1, 1, 0);
   shard(0, MLFAB_ERR_IO); /* server 1 owes its answer */
   run();
   add("checkpoint-00000005-1-of-2.shard", OURS, LEADER);
-  ask(1, 2, 0);
-  run();
+  ask_and_run(1, 2, 0);
   assert_true(has("checkpoint-00000005-1-of-2.shard"));
   shard(0, MLFAB_ERR_IO);
   run();
   ask_in("/e", 1, 3, 0);
   run();
   assert_false(has("checkpoint-00000005-1-of-2.shard"));
-  end();
 }
 
-TEST(test_a_server_dies) {
-  begin();
-  init();
-  ask(1, 1, 0);
-  run();
+CASE(test_a_server_dies) {
+  ask_and_run(1, 1, 0);
   shard(0, 0);
   mlfab__lead_gone(&f.lead, 1, 0);
   assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
@@ -486,14 +486,10 @@ TEST(test_a_server_dies) {
   assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
   assert_string_equal(f.answer.text, "server 1 is dead");
   assert_int_equal(f.events, 1);
-  end();
 }
 
-TEST(test_slices_that_move) {
-  begin();
-  init();
-  ask(1, 1, 0);
-  run();
+CASE(test_slices_that_move) {
+  ask_and_run(1, 1, 0);
   mlfab__checkpoint_shard s = {
       .number = f.lead.order.number, .set = f.lead.order.set, .server = 1, .epoch = 1};
   mlfab__lead_answered(&f.lead, &s);
@@ -504,19 +500,15 @@ TEST(test_slices_that_move) {
   assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
   assert_non_null(strstr(f.answer.text, "slices have moved meanwhile"));
   run();
-  end();
 }
 
 /* Errors of the disk: of the list, and of the manifest, whose files go. One line for each kind and minute. */
-TEST(test_disk) {
-  begin();
-  init();
+CASE(test_disk) {
   uint64_t number = 0;
   for (int round = 0; round < 2; round++) {
     for (int i = 0; i < 3; i++) {
       f.list_fails = 1;
-      ask(1, ++number, 0);
-      run();
+      ask_and_run(1, ++number, 0);
       assert_int_equal(f.answer.code, MLFAB_ERR_IO);
       assert_non_null(strstr(f.answer.text, "cannot list '/d'"));
       f.list_fails = 0;
@@ -525,55 +517,44 @@ TEST(test_disk) {
     assert_int_equal(strstr(f.line, "before it failed, too") != NULL, round > 0);
     f.node.now_ns += 60000000000u - 1;
     f.list_fails = 1;
-    ask(1, ++number, 0);
-    run();
+    ask_and_run(1, ++number, 0);
     f.list_fails = 0;
     assert_int_equal(f.lines, round + 1);
     f.node.now_ns++;
   }
   f.write_fails = 1;
-  ask(1, ++number, 0);
-  run();
-  shard(0, 0), shard(1, 0);
-  run();
+  ask_and_run(1, ++number, 0);
+  write_all();
   assert_int_equal(f.answer.code, MLFAB_ERR_IO);
   assert_non_null(strstr(f.answer.text, "cannot write '/d/checkpoint-00000001.manifest'"));
   assert_int_equal(f.nfiles, 0);
   assert_int_equal(f.lines, 3); /* a minute has passed */
   assert_non_null(strstr(f.line, "(8 before it failed, too)"));
   f.write_fails = 0;
-  ask(1, ++number, 0);
-  run();
+  ask_and_run(1, ++number, 0);
   assert_int_equal(f.lead.order.number, 2); /* the number is not used again */
-  shard(0, 0), shard(1, 0);
-  run();
+  write_all();
   assert_int_equal(f.lines, 4);
   assert_non_null(strstr(f.line, "checkpoints succeed again after 9 failures"));
   /* A file that cannot be removed: one line for all. */
   f.remove_fails = 1;
   add_whole(1, OURS, ANOTHER);
-  ask(1, ++number, 1);
-  run();
-  shard(0, 0), shard(1, 0);
-  run();
+  ask_and_run(1, ++number, 1);
+  write_all();
   assert_int_equal(f.answer.code, 0);
   assert_int_equal(f.lines, 5);
   assert_non_null(strstr(f.line, "cannot be removed"));
-  end();
 }
 
 /* --- requests --- */
 
-TEST(test_requests) {
-  begin();
-  init();
+CASE(test_requests) {
   f.server.phase = MLFAB__MODEL_STANDS - 1;
   ask(1, 1, 0);
   assert_int_equal(f.answer.code, MLFAB_ERR_STATE);
   f.server.phase = MLFAB__MODEL_STANDS;
   for (unsigned n = 1; n <= 3; n++) add_whole(n, OURS, ANOTHER);
-  ask(1, 2, 0);
-  run();
+  ask_and_run(1, 2, 0);
   uint32_t answers = f.answers;
   ask(1, 2, 0); /* again, on a new link */
   assert_int_equal(f.answers, answers);
@@ -618,8 +599,7 @@ TEST(test_requests) {
   /* Who asked is replaced: nobody is answered. */
   mlfab__lead_fresh(&f.lead, 2);
   answers = f.answers;
-  shard(0, 0), shard(1, 0);
-  run();
+  write_all();
   assert_int_equal(f.answers, answers);
   assert_int_equal(f.events, 2);
   /* The last answer of worker 1 still is. */
@@ -628,7 +608,6 @@ TEST(test_requests) {
   assert_int_equal(f.answer.code, 0);
   assert_int_equal(f.answer.number, 4);
   assert_int_equal(f.answer.servers, SERVERS);
-  end();
 }
 
 /* By itself: each time so many commits have passed, unless one is under way. */
@@ -648,8 +627,7 @@ TEST(test_by_itself) {
   assert_int_equal(mlfab__lead_deadline(&f.lead), f.node.now_ns + TIMEOUT);
   f.stats.commits = 22; /* left out */
   mlfab__lead_by_itself(&f.lead, f.node.now_ns);
-  shard(0, 0), shard(1, 0);
-  run();
+  write_all();
   f.stats.commits = 31;
   mlfab__lead_by_itself(&f.lead, f.node.now_ns);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
@@ -691,12 +669,9 @@ TEST(test_a_server_leaves) {
 }
 
 /* Only servers with slices take part. */
-TEST(test_without_a_server) {
-  begin();
-  init();
+CASE(test_without_a_server) {
   f.without = 1;
-  ask(1, 1, 0);
-  run();
+  ask_and_run(1, 1, 0);
   assert_int_equal(f.ordered[1], 0);
   assert_int_equal(f.lead.order.shards, 1);
   assert_false(mlfab__lead_wants(&f.lead, 1));
@@ -704,7 +679,6 @@ TEST(test_without_a_server) {
   run();
   assert_int_equal(f.answer.code, 0);
   assert_int_equal(f.answer.servers, 1);
-  end();
 }
 
 /* --- with a replica --- */
@@ -721,8 +695,7 @@ TEST(test_copies) {
       add_whole(there, OURS, ANOTHER);
       add("checkpoint-00000002-0-of-2.shard", OURS, ANOTHER);
       add("checkpoint-00000003-0-of-2.shard", OURS, ANOTHER);
-      ask(1, 1, 4);
-      run();
+      ask_and_run(1, 1, 4);
       assert_int_equal(f.lead.order.number, there + 1 + (there % 2 == (replica ? 0 : 1)));
       assert_int_equal(has("checkpoint-00000002-0-of-2.shard"), !replica);
       assert_int_equal(has("checkpoint-00000003-0-of-2.shard"), replica);
@@ -737,8 +710,7 @@ TEST(test_copies) {
       assert_int_equal(f.ordered[1], ordered + 1);
       assert_int_equal(f.ordered[0], 1);
       assert_int_equal(mlfab__lead_deadline(&f.lead), 5 + TIMEOUT);
-      shard(1, 0), shard(0, 0);
-      run();
+      write_all();
       assert_int_equal(f.answer.code, 0);
       assert_true(has_whole(there));
       end();

@@ -2,6 +2,7 @@
 #include "core/base/map.h"
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { KEYS = 96 };
@@ -86,27 +87,13 @@ TEST(test_every_hole) {
   }
 }
 
-static void *no_memory(void *user, size_t bytes) {
-  int *left = (int *)user;
-  return (*left)-- > 0 ? malloc(bytes) : NULL;
-}
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 /* Without memory a put fails and the map is as before. */
 TEST(test_memory) {
-  int left = 1;
+  budget memory = {1, 0};
   uint32_t value = 0;
   mlfab__env poor;
-  mlfab_env hooks = {0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__map map = {NULL, 0, 0};
-  hooks.size = sizeof hooks;
-  hooks.user = &left;
-  hooks.allocate = no_memory;
-  hooks.release = release;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
   for (uint64_t key = 1; key <= 8; key++)
     assert_int_equal(mlfab__map_put(&poor, &map, key, (uint32_t)key), 0);

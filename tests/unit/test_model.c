@@ -7,7 +7,7 @@
  * many blocks. */
 #include "on_device.h"
 #include "world.h"
-#include "scale.h"
+#include "../testing.h"
 #include "../sim/seeds.h"
 
 #include "core/base/env.h"
@@ -401,10 +401,7 @@ static void async_rules(uint64_t seed) {
     async_one(1000 * rule + seed, rule, (int)(seed & 2));
 }
 
-static void test_async_rules(void **state) {
-  (void)state;
-  seeds_run("model", cases(40), async_rules);
-}
+TEST(test_async_rules) { seeds_run("model", cases(40), async_rules); }
 
 /* --- rounds --- */
 
@@ -520,10 +517,7 @@ static void rounds(uint64_t seed) {
             (int)((seed + 3 * rule) & 8));
 }
 
-static void test_rounds(void **state) {
-  (void)state;
-  seeds_run("model", cases(24), rounds);
-}
+TEST(test_rounds) { seeds_run("model", cases(24), rounds); }
 
 /* --- the version that an update was computed from, and its norm --- */
 
@@ -561,10 +555,7 @@ static void versions(uint64_t seed) {
   scene_close(&s);
 }
 
-static void test_versions(void **state) {
-  (void)state;
-  seeds_run("model", cases(30), versions);
-}
+TEST(test_versions) { seeds_run("model", cases(30), versions); }
 
 static void clipping(uint64_t seed) {
   scene s;
@@ -593,10 +584,7 @@ static void clipping(uint64_t seed) {
   scene_close(&s);
 }
 
-static void test_clipping(void **state) {
-  (void)state;
-  seeds_run("model", cases(20), clipping);
-}
+TEST(test_clipping) { seeds_run("model", cases(20), clipping); }
 
 /* --- many at once --- */
 
@@ -666,10 +654,7 @@ static void together(uint64_t seed, int dtype) {
 
 static void pushes_together(uint64_t seed) { together(40000 + seed, 1 + (int)(seed % 3)); }
 
-static void test_together(void **state) {
-  (void)state;
-  seeds_run("model", cases(30), pushes_together);
-}
+TEST(test_together) { seeds_run("model", cases(30), pushes_together); }
 
 /* --- the update callback --- */
 
@@ -741,10 +726,7 @@ static void callback(uint64_t seed) {
   scene_close(&s);
 }
 
-static void test_callback(void **state) {
-  (void)state;
-  seeds_run("model", cases(30), callback);
-}
+TEST(test_callback) { seeds_run("model", cases(30), callback); }
 
 /* --- saving --- */
 
@@ -808,17 +790,6 @@ static void save(uint64_t seed) {
   scene_close(&s);
 }
 
-static void test_save(void **state) {
-  (void)state;
-  seeds_run("model", cases(8), save);
-}
+TEST(test_save) { seeds_run("model", cases(8), save); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_async_rules), cmocka_unit_test(test_rounds),
-      cmocka_unit_test(test_versions),    cmocka_unit_test(test_clipping),
-      cmocka_unit_test(test_together),    cmocka_unit_test(test_callback),
-      cmocka_unit_test(test_save),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -1,7 +1,7 @@
 /* test_moment.c - moments of a server against literal copies of its state, several at a time, while updates go on. */
 #include "core/checkpoint/moment.h"
-#include "scale.h"
 #include "shards.h"
+#include "../testing.h"
 
 enum { MOMENTS = 3, LENT = 4096, PLACES = 4096 };
 
@@ -235,8 +235,7 @@ static void run(uint64_t seed) {
   shard_free(s);
 }
 
-static void test_moments(void **state) {
-  (void)state;
+TEST(test_moments) {
   for (uint64_t seed = 0; seed < test_cases(400); seed++) run(seed);
   assert_true(deltas > 0 && delta_slices < delta_all);
   if (test_scale() >= 1.0)
@@ -258,8 +257,7 @@ static shard *with_model(uint32_t optimizer) {
 }
 
 /* An update of one slice is one slice of the next moment; without an update there is none. */
-static void test_since(void **state) {
-  (void)state;
+TEST(test_since) {
   static uint8_t meta[MLFAB_META_MAX], values[4096];
   shard *s = with_model(MLFAB_OPTIMIZER_ADAM);
   mlfab__moment moment = {0};
@@ -293,8 +291,7 @@ static void test_since(void **state) {
 }
 
 /* The k-th allocation fails, for every k: MEMORY, nothing is held, and the next attempt succeeds. */
-static void test_memory(void **state) {
-  (void)state;
+TEST(test_memory) {
   shard *s = with_model(MLFAB_OPTIMIZER_ADAM);
   mlfab__moment moment = {0};
   int code = MLFAB_ERR_MEMORY;
@@ -318,8 +315,7 @@ static void test_memory(void **state) {
 }
 
 /* No memory to copy a state: the moments that share it are lost, and no other; training goes on. */
-static void test_lost(void **state) {
-  (void)state;
+TEST(test_lost) {
   shard *s = with_model(MLFAB_OPTIMIZER_MOMENTUM);
   mlfab__moment a = {0}, b = {0}, c = {0}, d = {0};
   mlfab__rng prng;
@@ -348,12 +344,4 @@ static void test_lost(void **state) {
   shard_free(s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_moments),
-      cmocka_unit_test(test_since),
-      cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_lost),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -1,8 +1,6 @@
-/* test_network.c - core/sched/network.c: the vectors of fig. 4, and random reservations against a walk over
- * every breakpoint of all profiles of a path. Capacities are never exceeded, transfers use all residual
- * capacity, and undo restores the same bits. */
-#include "vector.h"
-
+/* test_network.c - core/sched/network.c: random reservations against a walk over every breakpoint of all profiles of a path.
+ * Capacities are never exceeded, transfers use all residual capacity, and undo restores the same bits. process/plan_test.py has
+ * the vectors of fig. 4. */
 #include "batches.h"
 #include "../testing.h"
 
@@ -10,8 +8,9 @@
 
 static mlfab__env env;
 
-/* ---- fig. 4b and 4c ---- */
+static random_batch it;
 
+/* The last reservation. */
 static mlfab__stretch stretch[64];
 static uint32_t stretches;
 
@@ -21,60 +20,6 @@ static void on_reserve(void *user, const mlfab__transfer *t) {
   if (t->n > 0) memcpy(stretch, t->pieces, t->n * sizeof *t->pieces);
   stretches = t->n;
 }
-
-static uint32_t checked;
-
-static void check_vector(vector *v, const char *kind) {
-  mlfab__network net;
-  if (strcmp(kind, "netup") != 0) return;
-  checked++;
-  vector_network(v, &env, &net);
-  vector_expect(v, "transfers", 2);
-  uint32_t n = vector_count(v, 1), id[VECTOR_MOST], from[VECTOR_MOST], to[VECTOR_MOST];
-  double bytes[VECTOR_MOST], available[VECTOR_MOST];
-  for (uint32_t i = 0; i < n; i++) {
-    vector_next(v);
-    vector_expect(v, "transfer", 6);
-    id[i] = vector_count(v, 1);
-    from[i] = vector_count(v, 2);
-    to[i] = vector_count(v, 3);
-    bytes[i] = vector_number(v, 4);
-    available[i] = vector_number(v, 5);
-  }
-  vector_go(v, "expect");
-  vector_next(v);
-  net.watch = on_reserve;
-  for (uint32_t i = 0; i < n; i++) {
-    double end, alone = mlfab__network_end(&net, from[i], to[i], bytes[i], available[i]);
-    stretches = 0;
-    assert_int_equal(mlfab__network_reserve(&net, from[i], to[i], bytes[i], available[i], &end), 0);
-    assert_memory_equal(&end, &alone, sizeof end);
-    vector_expect(v, "t", 4);
-    vector_same(v, 1, id[i]);
-    vector_time(v, 2, end);
-    vector_next(v);
-    vector_expect(v, "rates", 2);
-    vector_same(v, 1, stretches);
-    for (uint32_t k = 0; k < stretches; k++) {
-      vector_next(v);
-      vector_time(v, 1, stretch[k].from);
-      vector_time(v, 3, stretch[k].to);
-      assert_true(vector_number(v, 5) == stretch[k].rate);
-    }
-    vector_next(v);
-  }
-  vector_residual(v, &net);
-  mlfab__network_free(&net);
-}
-
-TEST(test_vectors) {
-  vector_each(check_vector);
-  assert_true(checked >= 3);
-}
-
-/* ---- random transfers ---- */
-
-static random_batch it;
 
 /* The residual of a profile at a time, and the next breakpoint after it. */
 static double residual_at(const mlfab__profile *p, double t, double *next_p) {

@@ -41,7 +41,6 @@ enum { FLOATS = 4096 }; /* 16 KiB: slices for two servers */
 
 /* Three workers and two servers, each opened with its own bound; the model is defined. */
 static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
-  mlfab_error error;
   world_init(w, 3, 2, 1);
   w->config.scheduler = MLFAB_SCHEDULER_BESIDE;
   world_network(w, 3);
@@ -49,12 +48,9 @@ static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
     mlfab_config c = world_config(w, i);
     if (i == w->workers) c.schedule.delay_bound = bound0;
     if (i == w->workers + 1) c.schedule.delay_bound = bound1;
-    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
-    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+    sim_open(w->sim, i, &c, &w->node[i]);
   }
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    while (mlfab_is_ready(w->node[i], &error) == 0) assert_int_equal(mlfab_sim_step(w->sim), 1);
-  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
   for (uint32_t i = 0; i < w->workers; i++) {
     OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, FLOATS));
     OK(w->node[i], mlfab_model_start(w->node[i], NULL, NULL, 0));

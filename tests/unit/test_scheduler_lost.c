@@ -1,5 +1,6 @@
 /* test_scheduler_lost.c - a server whose local worker has closed still notices the loss of the scheduler. */
 #include "world.h"
+#include "../testing.h"
 
 enum { FLOATS = 500000, SCHEDULER = 3 }; /* 2 MB: planned */
 
@@ -12,7 +13,6 @@ typedef struct fabric {
 } fabric;
 
 static void fabric_open(fabric *f) {
-  mlfab_error error;
   mlfab_sim_options options = {
       .size = sizeof options, .hosts = SCHEDULER + 1, .seed = 1, .rate_bytes_per_s = 20000000};
   assert_int_equal(mlfab_sim_create(&options, &f->sim), 0);
@@ -24,12 +24,9 @@ static void fabric_open(fabric *f) {
     c.scheduler = MLFAB_SCHEDULER_OWN;
     c.rank = i < SCHEDULER ? i : 0;
     if (i == SCHEDULER) c.roles = MLFAB_ROLE_SCHEDULER;
-    int code = mlfab_sim_open(f->sim, (uint32_t)i, &c, &f->node[i], &error);
-    if (code) fail_msg("node %d: %s", i, error.text);
+    sim_open(f->sim, (uint32_t)i, &c, &f->node[i]);
   }
-  for (int i = 0; i <= SCHEDULER; i++) {
-    while (mlfab_is_ready(f->node[i], &error) == 0) assert_int_equal(mlfab_sim_step(f->sim), 1);
-  }
+  for (int i = 0; i <= SCHEDULER; i++) sim_await(f->sim, f->node[i]);
   mlfab_model_options model = {.size = sizeof model, .ghost = 1};
   for (int i = 0; i < SCHEDULER; i++) {
     OK(f->node[i], mlfab_tensor_add(f->node[i], 1, MLFAB_F32, FLOATS));
@@ -56,8 +53,7 @@ static void worker_looks(void *user) {
   mlfab_abandon(&f->node[0]);
 }
 
-static void test_scheduler_dies_meanwhile(void **state) {
-  (void)state;
+TEST(test_scheduler_dies_meanwhile) {
   static fabric f;
   fabric_open(&f);
   uint64_t now = mlfab_sim_clock(f.sim);
@@ -71,7 +67,4 @@ static void test_scheduler_dies_meanwhile(void **state) {
   mlfab_sim_destroy(&f.sim);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_scheduler_dies_meanwhile)};
-  return cmocka_run_group_tests_name("review_close", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -5,6 +5,7 @@
 #include "core/model/store.h"
 #include "core/sparse/sparse_apply.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { BLOCKS = 512, AREAS = 600 };
@@ -202,26 +203,18 @@ TEST_WITH(test_random, clean, NULL) {
 
 /* --- no memory --- */
 
-static void *scarce(void *user, size_t bytes) {
-  int *left = user;
-  return (*left)-- > 0 ? malloc(bytes) : NULL;
-}
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 /* The k-th allocation fails, for every k, and nothing is left. */
 TEST_WITH(test_memory, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
-    int left = 0, k = 0;
-    mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = scarce, .release = release};
+    budget memory = {0, 0};
+    uint64_t k = 0;
+    mlfab_env hooks = budget_env(&memory);
     mlfab__env poor;
     mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
                               .on = shares ? &table : NULL};
     assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
     for (uint8_t *at = NULL; !at; k++) {
-      left = k;
+      memory.left = k;
       at = mlfab__slab_take(&poor, &slab.slab, 4096, 3);
       if (!at) assert_null(slab.areas);
       mlfab__slab_give(&poor, &slab.slab, at);
@@ -236,8 +229,9 @@ TEST_WITH(test_memory, clean, NULL) {
 TEST_WITH(test_store_memory, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
     const mlfab__tensor_info infos[] = {{0, MLFAB_F32, 5000}, {1, MLFAB_F64, 1200}};
-    int left = 1000, code = MLFAB_ERR_MEMORY;
-    mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = scarce, .release = release};
+    budget memory = {1000, 0};
+    int code = MLFAB_ERR_MEMORY;
+    mlfab_env hooks = budget_env(&memory);
     mlfab__env poor;
     mlfab__layout layout;
     mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
@@ -246,15 +240,15 @@ TEST_WITH(test_store_memory, clean, NULL) {
     assert_int_equal(mlfab__layout_build(&env, infos, 2, 3, 1, 0, 1u << 30, &layout, NULL), 0);
     uint8_t *other = mlfab__slab_take(&poor, &slab.slab, 64, 0);
     uint64_t had = poor.bytes;
-    for (int k = 0; code; k++) {
+    for (uint64_t k = 0; code; k++) {
       mlfab__store s;
-      left = k;
+      memory.left = k;
       code = mlfab__store_init(&poor, &s, NULL, &slab.slab, &layout, 0, 4096, 1, 1, 0);
       assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
       if (!code) {
         uint32_t blocks = s.nblocks, spare = s.free_count;
-        for (int more = 0; code == 0; more++) {
-          left = more;
+        for (uint64_t more = 0; code == 0; more++) {
+          memory.left = more;
           code = mlfab__store_spare(&poor, &s, spare + 70) ? 0 : 1;
           if (code == 0) {
             assert_int_equal(s.nblocks, blocks);

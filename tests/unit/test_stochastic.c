@@ -11,7 +11,7 @@
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/coll/stochastic.h"
 #include "links.h"
-#include "scale.h"
+#include "../testing.h"
 
 #include <math.h>
 enum { WORKERS = 80, HISTORY = 64, FAILURES = 8 };
@@ -46,7 +46,7 @@ typedef struct world {
   int hold;          /* nobody calls on by itself */
   int abrupt;        /* they close without a barrier */
   uint32_t breaking; /* one in so many steps breaks a link; 0: none */
-  uint64_t whole, torn, stale, finished, failed;
+  uint64_t finished, failed;
 } world;
 
 #include "members.h"
@@ -323,9 +323,6 @@ static void expect_result(worker *me) {
   if (w->options.mode == MLFAB_STOCHASTIC_NOTIFY_ACK) assert_int_equal(info->whole, info->senders);
   for (uint32_t m = 0; w->options.mode == MLFAB_STOCHASTIC_BSP && m < me->comm.members; m++)
     assert_non_null(sent_by(me->comm.ranks[m], me, me->k)); /* the barrier */
-  w->whole += info->whole;
-  w->torn += info->torn;
-  w->stale += info->stale;
   w->finished++;
   if (w->coded) {
     expect_coded(me);
@@ -411,11 +408,6 @@ static void open_all(void) {
 
 /* --- cases --- */
 
-static uint64_t number_of(const char *name, uint64_t other) {
-  const char *text = getenv(name);
-  return text ? strtoull(text, NULL, 10) : other;
-}
-
 /* Everything at random; with kills, members die. */
 static void random_case(uint64_t seed, int kills) {
   static const uint32_t graphs[] = {
@@ -457,53 +449,20 @@ static void random_case(uint64_t seed, int kills) {
   run(3000000);
   for (uint32_t i = 0; i < n && !kills; i++) {
     assert_int_equal(w->workers[i].finished, w->iterations);
-    for (uint32_t o = 0; o < MLFAB__COMM_OBJECTS; o++) w->drops += 0;
   }
   close_world();
 }
 
-static void random_cases(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
-  (void)state;
-  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) random_case(seed, 0);
+TEST(random_cases) {
+  for (SEEDS(seed, 300)) random_case(seed, 0);
 }
 
-static void deaths(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
-  (void)state;
-  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++)
-    random_case(seed, 1 + (int)(seed % 3));
-}
-
-/* What the three modes are there for: shares of inputs that are whole. */
-static void modes(void **state) {
-  double share[4];
-  (void)state;
-  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
-    open_world(8, 5, MLFAB_GRAPH_ALL, mode, 1200);
-    w->config.chunk_bytes = 512;
-    w->iterations = 60;
-    for (uint32_t i = 0; i < 8; i++) {
-      w->workers[i].last = 60;
-      w->workers[i].pace = 6000 + 1000 * i;
-    }
-    open_all();
-    run(10000000);
-    double all = (double)(w->whole + w->torn + w->stale);
-    share[mode] = (double)w->whole / all;
-    print_message("mode %u: whole %.3f torn %.3f stale %.3f, %u steps\n", mode, share[mode],
-                  (double)w->torn / all, (double)w->stale / all, (unsigned)w->now);
-    if (mode != MLFAB_STOCHASTIC_NOTIFY_ACK) assert_true(w->torn > 0);
-    close_world();
-  }
-  assert_true(share[MLFAB_STOCHASTIC_NOTIFY_ACK] == 1.0);
-  assert_true(share[MLFAB_STOCHASTIC_BSP] < 1.0);
-  assert_true(share[MLFAB_STOCHASTIC_ASYNC] < 1.0);
+TEST(deaths) {
+  for (SEEDS(seed, 300)) random_case(seed, 1 + (int)(seed % 3));
 }
 
 /* More senders than one pass of the kernels takes. */
-static void many_senders(void **state) {
-  (void)state;
+TEST(many_senders) {
   open_world(WORKERS, 3, MLFAB_GRAPH_ALL, MLFAB_STOCHASTIC_NOTIFY_ACK, 5000);
   w->iterations = 2;
   w->coded = 0;
@@ -530,8 +489,7 @@ static void until_all(enum state state) {
 }
 
 /* One that does not call: the deadline of the others names it, also those who do not hear of it. */
-static void one_does_not_call(void **state) {
-  (void)state;
+TEST(one_does_not_call) {
   for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_BSP; mode++) {
     open_world(7, 9, MLFAB_GRAPH_CHAIN, mode, 100);
     set_timeout(20 * BEAT);
@@ -563,8 +521,7 @@ static void one_does_not_call(void **state) {
 
 /* One that closes before the others are done: they hear of it, but with ASYNC. One that closes last
  * disturbs nobody, though others' messages are still under way. */
-static void one_closes(void **state) {
-  (void)state;
+TEST(one_closes) {
   for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     for (int which = 0; which < 4; which++) {
       int large = which % 2;
@@ -598,8 +555,7 @@ static void one_closes(void **state) {
 }
 
 /* Options that differ fail the opening, and name the one. */
-static void other_options(void **state) {
-  (void)state;
+TEST(other_options) {
   for (int which = 0; which < 4; which++) {
     open_world(5, 11, MLFAB_GRAPH_EXPANDER, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
     w->may_fail = 1;
@@ -624,10 +580,9 @@ static void other_options(void **state) {
 }
 
 /* A graph that the survivors cannot have: calls say so, on all, until it is closed; others go on. */
-static void no_graph_left(void **state) {
+TEST(no_graph_left) {
   const mlfab__comm_call barrier = {.kind = MLFAB__COLLECTIVE_BARRIER, .words = "a barrier"};
   mlfab_error error;
-  (void)state;
   open_world(4, 13, MLFAB_GRAPH_HYPERCUBE, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
   w->may_fail = w->hold = 1;
   open_all();
@@ -654,8 +609,7 @@ static void no_graph_left(void **state) {
 }
 
 /* A call that waits for its epoch, which has no graph. */
-static void no_graph_at_all(void **state) {
-  (void)state;
+TEST(no_graph_at_all) {
   open_world(6, 17, MLFAB_GRAPH_HYPERCUBE, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
   w->may_fail = w->hold = 1;
   open_all();
@@ -670,9 +624,8 @@ static void no_graph_at_all(void **state) {
 }
 
 /* Edges of the user's: what is wrong is told by rank. */
-static void users_edges(void **state) {
+TEST(users_edges) {
   mlfab_error error;
-  (void)state;
   open_world(4, 19, MLFAB_GRAPH_USER, MLFAB_STOCHASTIC_NOTIFY_ACK, 10);
   w->edges[0] = (mlfab_edge){0, 1};
   w->edges[1] = (mlfab_edge){1, 2};
@@ -692,12 +645,11 @@ static void users_edges(void **state) {
 }
 
 /* What is refused before anything happens. */
-static void refused(void **state) {
+TEST(refused) {
   mlfab_error error;
   mlfab_request request;
   uint32_t id = 77;
   double data[4] = {1, 2, NAN, 4};
-  (void)state;
   open_world(1, 21, MLFAB_GRAPH_ALL, 0, 4);
   mlfab__comm *comm = &w->workers[0].comm;
   mlfab_stochastic_options o = w->options, bad;
@@ -749,11 +701,9 @@ static void refused(void **state) {
 }
 
 /* Without memory an opening or an iteration fails, as any other failure; nothing leaks or hangs. */
-static void no_memory(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(1000);
+TEST(no_memory) {
   uint64_t failed = 0;
-  (void)state;
-  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) {
+  for (SEEDS(seed, 1000)) {
     open_world(2 + (uint32_t)seed % 5, seed, MLFAB_GRAPH_EXPANDER, 1 + (uint32_t)seed % 3,
                1 + seed % 3 * 2000);
     w->may_fail = 1;
@@ -770,18 +720,7 @@ static void no_memory(void **state) {
     failed += w->failed;
     close_world();
   }
-  assert_true(failed > 0);
+  if (testing_whole()) assert_true(failed > 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(refused),         cmocka_unit_test(random_cases),
-      cmocka_unit_test(deaths),          cmocka_unit_test(modes),
-      cmocka_unit_test(many_senders),    cmocka_unit_test(one_does_not_call),
-      cmocka_unit_test(other_options),   cmocka_unit_test(no_graph_left),
-      cmocka_unit_test(no_graph_at_all), cmocka_unit_test(users_edges),
-      cmocka_unit_test(one_closes),      cmocka_unit_test(no_memory),
-  };
-  if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -9,6 +9,7 @@
 #include "core/sparse/sparse_apply.h"
 
 #include <math.h>
+#include "budget.h"
 #include "../testing.h"
 
 static mlfab__env env;
@@ -188,52 +189,39 @@ TEST(test_references) {
   }
 }
 
-static void *scarce(void *user, size_t bytes) {
-  int *left = (int *)user;
-  return (*left)-- > 0 ? malloc(bytes) : NULL;
-}
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 /* The k-th allocation fails, for every k: MLFAB_ERR_MEMORY, and no leak. */
 TEST(test_memory) {
-  int left = 0, code = MLFAB_ERR_MEMORY;
+  budget memory = {0, 0};
+  int code = MLFAB_ERR_MEMORY;
   mlfab__rng prng;
   mlfab__layout layout;
-  mlfab_env hooks = {0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__rng_seed(&prng, 3);
   random_layout(&prng, 1, &layout);
-  hooks.size = sizeof hooks;
-  hooks.user = &left;
-  hooks.allocate = scarce;
-  hooks.release = release;
-  for (int k = 0; code; k++) {
+  for (uint64_t k = 0; code; k++) {
     mlfab__env poor;
     mlfab__store s;
     assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
-    left = k;
+    memory.left = k;
     code = mlfab__store_init(&poor, &s, NULL, NULL, &layout, 0, 4096, 1, 2, 0);
     if (!code) {
       uint32_t blocks = s.nblocks, spare = s.free_count;
-      for (left = 0; left < 2; left++) {
-        int had = left;
+      for (uint64_t few = 0; few < 2; few++) {
+        memory.left = few;
         assert_int_equal(mlfab__store_grow(&poor, &s), MLFAB_ERR_MEMORY);
-        left = had;
       }
       assert_int_equal(s.nblocks, blocks);
-      left = 2;
+      memory.left = 2;
       assert_int_equal(mlfab__store_grow(&poor, &s), 0);
       assert_int_equal(s.free_count, spare + 1);
       /* Blocks taken until then are freed with the rest. */
-      for (int tagged = 0, n = 0; !tagged; n += 1 + n / 4) {
-        left = n;
+      int tagged = 0;
+      for (uint64_t n = 0; !tagged; n += 1 + n / 4) {
+        memory.left = n;
         tagged = mlfab__store_tag(&poor, &s, 4) == 0;
         mlfab__store_free(&poor, &s);
         assert_int_equal(poor.bytes, 0);
-        left = 100000;
+        memory.left = 100000;
         assert_int_equal(mlfab__store_init(&poor, &s, NULL, NULL, &layout, 0, 4096, 1, 2, 0), 0);
       }
       mlfab__store_free(&poor, &s);

@@ -59,37 +59,14 @@ TEST(test_every_counter_has_a_family) {
   assert_string_equal(text + bytes - 6, "# EOF\n");
 }
 
-/* Types, units and suffixes of every family: its lines stand together, TYPE first. */
-TEST(test_the_text_is_openmetrics) {
+/* The call that a node waits in. process/telemetry_test.py reads all text strictly. */
+TEST(test_a_call_is_told) {
   mlfab__snapshot s = snapshot_of("run");
   s.call = "pull";
   s.waits_ns = 1500000;
   s.waits_for = 2;
-  char family[64] = "", type[16] = "", unit[16] = "", copy[sizeof text];
   mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
-  memcpy(copy, text, sizeof copy);
-  for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n")) {
-    char name[64], word[64];
-    if (sscanf(line, "# TYPE %63s %15s", name, word) == 2) {
-      snprintf(family, sizeof family, "%s", name);
-      snprintf(type, sizeof type, "%.15s", word);
-      unit[0] = 0;
-    } else if (sscanf(line, "# UNIT %63s %63s", name, word) == 2) {
-      assert_string_equal(name, family);
-      snprintf(unit, sizeof unit, "%.15s", word);
-      assert_string_equal(family + strlen(family) - strlen(unit), unit);
-    } else if (sscanf(line, "# HELP %63s", name) == 1) {
-      assert_string_equal(name, family);
-    } else if (line[0] != '#') {
-      size_t n = strcspn(line, "{");
-      const char *suffix = !strcmp(type, "counter") ? "_total" : "";
-      char sample[96];
-      snprintf(sample, sizeof sample, "%s%s", family, suffix);
-      assert_int_equal(n, strlen(sample));
-      assert_memory_equal(line, sample, n);
-      assert_non_null(strstr(line, "{fabric=\"run\",role=\"worker\",rank=\"3\""));
-    }
-  }
+  assert_non_null(strstr(text, "{fabric=\"run\",role=\"worker\",rank=\"3\""));
   assert_non_null(strstr(text, ",call=\"pull\",for=\"worker\",peer=\"2\"} 0.001500\n"));
 }
 
@@ -512,32 +489,6 @@ static void train(mlfab *ctx) {
   assert_int_equal(mlfab_push(ctx, &update, 1, NULL, NULL), 0);
   assert_int_equal(mlfab_pull(ctx, &weights, 1, NULL, NULL), 0);
   assert_true(w[3] == 4.0f);
-}
-
-TEST(test_a_path_that_cannot_be_written_is_one_line) {
-  mlfab_env env = {.size = sizeof env, .log = on_log};
-  mlfab_config c = alone();
-  mlfab *ctx = NULL;
-  mlfab_error error;
-  c.env = &env;
-  snprintf(c.metrics, sizeof c.metrics, "%s/none/m.prom", folder);
-  lines = 0;
-  assert_int_equal(mlfab_open(&c, &ctx, &error), 0);
-  train(ctx);
-  nap(150); /* many attempts */
-  assert_int_equal(mlfab_close(&ctx), 0);
-  assert_int_equal(lines, 1);
-  assert_non_null(strstr(said, "metrics: cannot write '"));
-  assert_non_null(strstr(said, "none/m.worker-0.prom': No such file or directory"));
-  snprintf(c.metrics, sizeof c.metrics, "%s", "");
-  snprintf(c.trace, sizeof c.trace, "%s/none/t.json", folder);
-  lines = 0;
-  assert_int_equal(mlfab_open(&c, &ctx, &error), 0);
-  train(ctx);
-  nap(120);
-  assert_int_equal(mlfab_close(&ctx), 0);
-  assert_int_equal(lines, 1);
-  assert_non_null(strstr(said, "trace: cannot write '"));
 }
 
 /* The file that is there is replaced, not written to: who has it open reads it on, whole. */

@@ -5,7 +5,8 @@
 
 #include "core/base/rng.h"
 
-#include "../testing.h"
+#include "budget.h"
+#include "json.h"
 
 enum { BYTES_MAX = 1 << 16, GRAINS_MAX = 1 << 12 };
 
@@ -279,40 +280,26 @@ TEST(test_no_lost_update) {
 
 /* ---- TDF's exact case ---- */
 
-/* The numbers that follow a name in the file, up to the end of its value. */
-static uint32_t numbers(const char *text, const char *name, uint64_t *out, uint32_t most) {
-  const char *at = strstr(text, name);
-  assert_non_null(at);
-  at = strchr(at, ':') + 1;
-  uint32_t n = 0;
-  int list = at[strspn(at, " \n")] == '[';
-  do {
-    at += strcspn(at, "0123456789]");
-    if (*at == ']') break;
-    char *behind;
-    assert_true(n < most);
-    out[n++] = strtoull(at, &behind, 10);
-    at = behind;
-  } while (list);
+/* The next list after a key, or its only number. */
+static uint32_t numbers(const char *at, const char *key, uint64_t *out, uint32_t most) {
+  double list[64] = {json_number(at, key)};
+  const char *value = json_find(at, key);
+  int is_list = value[strspn(value, " \n")] == '[';
+  uint32_t n = is_list ? json_numbers(value, list, most, NULL) : 1;
+  for (uint32_t i = 0; i < n; i++) out[i] = (uint64_t)list[i];
   return n;
 }
 
 /* Its labels are update numbers, and a pull that stored `next` requests those from it on. Here the cache
  * sends the last one that it has, which is one less. */
 TEST(test_versioned_pull) {
-  static char text[1 << 16];
   uint64_t version[64], since, wanted[64], begin, stop, next;
   mlfab__tags tags;
-  FILE *file = fopen("tests/vectors/tdf.json", "r");
-  assert_non_null(file);
-  size_t length = fread(text, 1, sizeof text - 1, file);
-  fclose(file);
-  assert_in_range(length, 1, sizeof text - 2);
-  const char *part = strstr(text, "\"versioned_pull\"");
-  assert_non_null(part);
-  uint32_t n = numbers(part, "\"versions\"", version, 64), count = 0;
-  assert_int_equal(numbers(part, "\"pull since\"", &since, 1), 1);
-  uint32_t nwanted = numbers(part, "\"indices returned\"", wanted, 64);
+  json_read("tests/vectors/tdf.json");
+  const char *part = json_find(json, "versioned_pull");
+  uint32_t n = numbers(part, "versions", version, 64), count = 0;
+  assert_int_equal(numbers(part, "pull since", &since, 1), 1);
+  uint32_t nwanted = numbers(part, "indices returned", wanted, 64);
   assert_true(n > 0 && nwanted > 0);
   assert_int_equal(mlfab__tags_init(&env, &tags, 4 * n, 4), 0);
   for (uint64_t seq = 1; seq <= 15; seq++) {
@@ -326,7 +313,7 @@ TEST(test_versioned_pull) {
   }
   assert_int_equal(count, nwanted);
   /* The cache has everything up to the server's number then: it lacks nothing. */
-  assert_int_equal(numbers(part, "\"next\"", &next, 1), 1);
+  assert_int_equal(numbers(part, "next", &next, 1), 1);
   assert_int_equal(changed_bytes(&tags, next - 1, 0, 4 * n), 0);
   mlfab__tags_free(&env, &tags);
 }
@@ -363,29 +350,14 @@ TEST(test_base_moves) {
   mlfab__tags_free(&env, &tags);
 }
 
-static uint32_t allowed;
-
-static void *few(void *user, size_t bytes) {
-  (void)user;
-  return allowed-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 TEST(test_memory_runs_out) {
-  mlfab_env hooks;
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   mlfab__env poor;
   mlfab__tags tags;
-  memset(&hooks, 0, sizeof hooks);
-  hooks.size = sizeof hooks;
-  hooks.allocate = few;
-  hooks.release = release;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
   for (uint32_t n = 0; n < 2; n++) {
-    allowed = n;
+    memory.left = n;
     assert_int_equal(mlfab__tags_init(&poor, &tags, 4096, 64), MLFAB_ERR_MEMORY);
     assert_int_equal(poor.bytes, 0);
   }

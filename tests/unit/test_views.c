@@ -10,11 +10,7 @@
 #include "core/lend/lend_wire.h"
 #include "core/lend/views.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum {
   W = 3,
@@ -134,6 +130,15 @@ static void shared_end(void) {
   }
   memset(&shared, 0, sizeof shared);
 }
+
+/* A failed test leaves nothing to the next. */
+static int clean(void **state) {
+  (void)state;
+  memset(&shared, 0, sizeof shared);
+  return 0;
+}
+
+#define CASE(name) TEST_WITH(name, clean, NULL)
 
 /* --- readers --- */
 
@@ -433,30 +438,14 @@ static void lose(uint32_t worker) {
 
 /* --- single cases --- */
 
-static void test_over_commits(void **state) {
-  (void)state;
-  begin(BYTES, SLICES, BLOCK, 1);
-  reader *views[MLFAB_VIEWS_MAX + 1];
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    views[i] = view_all(1);
-    assert_non_null(views[i]);
-    assert_int_equal(f.told.version, 2 * i);
-    push_all(0);
-    push_all(2);
-    look_all();
-  }
-  end();
-}
-
 /* The server lends the bulks of a plain pull, so that a transport can refer to them. It does not lend to a link of this host what
  * is below 32 KiB, nor a model of 64 MiB when there is one worker. */
-static void test_plain(void **state) {
+CASE(test_plain) {
   static const struct {
     uint32_t workers, bytes;
     int local, shares, lent;
   } cases[] = {{W, 65536, 1, 1, 1}, {W, 32764, 1, 1, 0}, {W, 32764, 0, 1, 1}, {W, 32764, 1, 0, 1},
                {1, 65536, 1, 1, 0}, {1, 65536, 0, 1, 1}, {1, 65536, 1, 0, 1}};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     mlfab__segment some = {0, cases[i].bytes};
     begin(64 << 20, SLICES, 1 << 20, cases[i].shares);
@@ -472,13 +461,16 @@ static void test_plain(void **state) {
   }
 }
 
-static void test_limit(void **state) {
-  (void)state;
+CASE(test_limit) {
   begin(BYTES, SLICES, BLOCK, 1);
   reader *views[MLFAB_VIEWS_MAX];
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
     views[i] = view_all(1);
-    push_all(1);
+    assert_non_null(views[i]);
+    assert_int_equal(f.told.version, 2 * i);
+    push_all(0);
+    push_all(2);
+    look_all();
   }
   assert_null(view_all(1));
   assert_int_equal(f.fail.code, MLFAB_ERR_LIMIT);
@@ -497,8 +489,7 @@ static void test_limit(void **state) {
 }
 
 /* Frames in two files, cancelled or lost at each place. */
-static void test_in_the_middle(void **state) {
-  (void)state;
+CASE(test_in_the_middle) {
   mlfab__segment all = {0, BYTES};
   for (int taken = 0; taken <= 8; taken++) {
     for (int how = 0; how < 3; how++) {
@@ -534,8 +525,7 @@ static void test_in_the_middle(void **state) {
   }
 }
 
-static void test_lost(void **state) {
-  (void)state;
+CASE(test_lost) {
   begin(BYTES, SLICES, BLOCK, 1);
   reader *lost[3], *other = view_all(2);
   for (uint32_t i = 0; i < 3; i++) {
@@ -560,8 +550,7 @@ static void test_lost(void **state) {
 }
 
 /* A new view has to be a copy until the pages of a lost one are renewed; one of the same number is another. */
-static void test_lost_places(void **state) {
-  (void)state;
+CASE(test_lost_places) {
   mlfab__segment all = {0, BYTES};
   begin(BYTES, SLICES, BLOCK, 1);
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
@@ -602,8 +591,7 @@ static void test_lost_places(void **state) {
   end();
 }
 
-static void test_same_number(void **state) {
-  (void)state;
+CASE(test_same_number) {
   mlfab__segment all = {0, BYTES};
   begin(BYTES, SLICES, BLOCK, 1);
   view_all(1);
@@ -629,8 +617,7 @@ static void test_same_number(void **state) {
   end();
 }
 
-static void test_left(void **state) {
-  (void)state;
+CASE(test_left) {
   for (int lost = 0; lost < 2; lost++) {
     begin(BYTES, SLICES, BLOCK, 1);
     for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) view_all(1), push_all(0);
@@ -654,8 +641,7 @@ static void test_left(void **state) {
 }
 
 /* One view a tick, and of a large one 64 MiB. */
-static void test_budget(void **state) {
-  (void)state;
+CASE(test_budget) {
   enum { LARGE = 80 << 20, TICK = 64 << 20 };
   shared.blind = 1;
   begin(LARGE, 8, 1 << 20, 1);
@@ -674,8 +660,7 @@ static void test_budget(void **state) {
 }
 
 /* Blocks of whole pages stay in one file, so that later views are no copies. */
-static void test_partial_and_lost(void **state) {
-  (void)state;
+CASE(test_partial_and_lost) {
   begin(BYTES, SLICES, BLOCK, 1);
   mlfab__segment part = {40, 3 * BLOCK};
   assert_non_null(view(1, &part, 1));
@@ -694,8 +679,7 @@ static void test_partial_and_lost(void **state) {
 }
 
 /* More runs than a frame has. */
-static void test_many_runs(void **state) {
-  (void)state;
+CASE(test_many_runs) {
   enum { N = 1500, SMALL = 64, AT = 1 << 18 };
   static mlfab__segment odd[N];
   begin(BYTES, 1, SMALL, 1);
@@ -719,8 +703,7 @@ static void test_many_runs(void **state) {
   end();
 }
 
-static void test_refused(void **state) {
-  (void)state;
+CASE(test_refused) {
   mlfab__segment all = {0, BYTES}, beyond = {0, BYTES + 4};
   begin(BYTES, SLICES, BLOCK, 1);
   uint64_t since[SLICES] = {1, 1, 1, 1};
@@ -748,8 +731,7 @@ static void test_refused(void **state) {
 }
 
 /* A server that was built without views refuses one, and its blocks are not in a slab. */
-static void test_without(void **state) {
-  (void)state;
+CASE(test_without) {
   mlfab__segment all = {0, BYTES};
   begin(BYTES, SLICES, BLOCK, -1);
   push_all(0);
@@ -766,8 +748,7 @@ static void test_without(void **state) {
   end();
 }
 
-static void test_not_shared(void **state) {
-  (void)state;
+CASE(test_not_shared) {
   for (int how = 0; how < 2; how++) {
     shared.nothing = how;
     begin(BYTES, SLICES, BLOCK, how); /* without a table; without descriptors */
@@ -784,8 +765,7 @@ static void test_not_shared(void **state) {
 }
 
 /* The pages of one block may belong to two files: then the view has two runs of it. No transport refers to small parts. */
-static void test_block_in_two_files(void **state) {
-  (void)state;
+CASE(test_block_in_two_files) {
   shared.pages_per_file = 3 * BLOCK / PAGE + 4;
   begin(BYTES, SLICES, BLOCK, 1);
   mlfab__segment part = {2 * BLOCK - 40, 2 * BLOCK};
@@ -833,8 +813,7 @@ static int keeper_defers(mlfab__server *server, uint32_t worker, uint32_t flags,
   return 0;
 }
 
-static void test_hidden(void **state) {
-  (void)state;
+CASE(test_hidden) {
   static const mlfab__server_keeper keeper = {.may = keeper_may,
                                               .committed = keeper_committed,
                                               .defers = keeper_defers,
@@ -898,8 +877,7 @@ static void renew_store(uint32_t attempt) {
   }
 }
 
-static void test_retired(void **state) {
-  (void)state;
+CASE(test_retired) {
   /* Released from the first, or from the last; the link is lost; or never. */
   for (int how = 0; how < 4; how++) {
     begin(BYTES, SLICES, BLOCK, 1);
@@ -935,8 +913,7 @@ static void test_retired(void **state) {
 }
 
 /* The model is dropped while views are out. */
-static void test_model_dropped(void **state) {
-  (void)state;
+CASE(test_model_dropped) {
   for (int how = 0; how < 2; how++) {
     begin(BYTES, SLICES, BLOCK, 1);
     reader *r = view_all(1);
@@ -1017,8 +994,7 @@ static void random_ask(mlfab__rng *prng, uint32_t worker, const mlfab__segment *
     lose(worker), hello(worker, f.incarnation[worker]);
 }
 
-static void test_random(void **state) {
-  (void)state;
+CASE(test_random) {
   for (uint64_t seed = 1; seed <= 12; seed++) {
     mlfab__segment segments[SLICES];
     mlfab__rng prng;
@@ -1055,34 +1031,4 @@ static void test_random(void **state) {
   }
 }
 
-/* What a failed test has left does not disturb the next one. */
-static int clean(void **state) {
-  (void)state;
-  memset(&shared, 0, sizeof shared);
-  return 0;
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(test_over_commits, clean),
-      cmocka_unit_test_setup(test_plain, clean),
-      cmocka_unit_test_setup(test_limit, clean),
-      cmocka_unit_test_setup(test_in_the_middle, clean),
-      cmocka_unit_test_setup(test_lost, clean),
-      cmocka_unit_test_setup(test_lost_places, clean),
-      cmocka_unit_test_setup(test_same_number, clean),
-      cmocka_unit_test_setup(test_left, clean),
-      cmocka_unit_test_setup(test_budget, clean),
-      cmocka_unit_test_setup(test_partial_and_lost, clean),
-      cmocka_unit_test_setup(test_many_runs, clean),
-      cmocka_unit_test_setup(test_refused, clean),
-      cmocka_unit_test_setup(test_not_shared, clean),
-      cmocka_unit_test_setup(test_without, clean),
-      cmocka_unit_test_setup(test_block_in_two_files, clean),
-      cmocka_unit_test_setup(test_hidden, clean),
-      cmocka_unit_test_setup(test_retired, clean),
-      cmocka_unit_test_setup(test_model_dropped, clean),
-      cmocka_unit_test_setup(test_random, clean),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

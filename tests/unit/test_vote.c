@@ -297,72 +297,75 @@ TEST_WITH(test_votes, NULL, say_seed) {
 
 /* ---- one voter ---- */
 
-typedef struct mailbox {
+/* It sends to a mailbox, and its disk only counts. */
+static struct {
   mlfab__vote_message last;
   int sent, stores;
-} mailbox;
+} box;
+static mlfab__vote vote;
 
-static void mailbox_send(void *user, uint32_t to, const mlfab__vote_message *message) {
-  mailbox *m = user;
-  (void)to;
-  m->last = *message;
-  m->sent++;
+static void box_send(void *user, uint32_t to, const mlfab__vote_message *message) {
+  (void)user, (void)to;
+  box.last = *message;
+  box.sent++;
 }
 
-static void mailbox_store(void *user, const mlfab__vote_record *record) {
-  mailbox *m = user;
-  (void)record;
-  m->stores++;
+static void box_store(void *user, const mlfab__vote_record *record) {
+  (void)user, (void)record;
+  box.stores++;
+}
+
+static void open_voter(uint32_t voter, int remembers) {
+  memset(&box, 0, sizeof box);
+  vote = (mlfab__vote){.send = box_send, .store = box_store};
+  mlfab__vote_begin(&vote, voter, BEAT, 7, NULL, remembers, 100);
+}
+
+/* A message of one that knows that a record is decided. */
+static mlfab__vote_message message_of(uint8_t kind, mlfab__vote_record decided) {
+  return (mlfab__vote_message){.kind = kind,
+                               .known = 1,
+                               .floor = decided.epoch,
+                               .decided = decided,
+                               .bond = decided,
+                               .nonce = 8,
+                               .sent_ns = 50};
+}
+
+static void expect_answer(int stores, int sent, uint8_t kind) {
+  assert_int_equal(box.stores, stores);
+  assert_int_equal(box.sent, sent);
+  if (sent > 0) assert_int_equal(box.last.kind, kind);
 }
 
 /* A grant is on disk before anybody hears of it; the same question gets the same answer again. */
 TEST(test_stored_first) {
-  mailbox box = {0};
-  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-  mlfab__vote_record first = {1, MLFAB__VOTER_A, 1}, second = {2, MLFAB__VOTER_A, 3};
-  mlfab__vote_begin(&vote, MLFAB__VOTER_WITNESS, BEAT, 7, NULL, 1, 100);
-  mlfab__vote_message ask = {.kind = MLFAB__VOTE_ASK,
-                             .known = 1,
-                             .floor = 2,
-                             .record = second,
-                             .decided = first,
-                             .bond = first,
-                             .nonce = 8,
-                             .sent_ns = 50};
-  mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 101);
-  assert_int_equal(box.stores, 1);
-  assert_int_equal(box.sent, 0);
-  mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 102); /* asked again meanwhile */
-  assert_int_equal(box.stores, 1);
-  assert_int_equal(box.sent, 0);
+  mlfab__vote_message ask = message_of(MLFAB__VOTE_ASK, (mlfab__vote_record){1, MLFAB__VOTER_A, 1});
+  ask.floor = 2;
+  ask.record = (mlfab__vote_record){2, MLFAB__VOTER_A, 3};
+  open_voter(MLFAB__VOTER_WITNESS, 1);
+  for (uint64_t now = 101; now <= 102; now++) { /* asked again meanwhile */
+    mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, now);
+    expect_answer(1, 0, 0);
+  }
   mlfab__vote_stored(&vote, 103);
-  assert_int_equal(box.sent, 1);
-  assert_int_equal(box.last.kind, MLFAB__VOTE_GRANT);
+  expect_answer(1, 1, MLFAB__VOTE_GRANT);
   assert_int_equal(box.last.record.epoch, 2);
   mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 104);
-  assert_int_equal(box.stores, 1);
-  assert_int_equal(box.sent, 2);
-  assert_int_equal(box.last.kind, MLFAB__VOTE_GRANT);
+  expect_answer(1, 2, MLFAB__VOTE_GRANT);
   /* Another record of that epoch, by B. */
   ask.record = (mlfab__vote_record){2, MLFAB__VOTER_B, 2};
   mlfab__vote_take(&vote, MLFAB__VOTER_B, &ask, 100 + 20 * BEAT);
-  assert_int_equal(box.stores, 1);
-  assert_int_equal(box.last.kind, MLFAB__VOTE_DENY);
+  expect_answer(1, 3, MLFAB__VOTE_DENY);
 }
 
 /* A voter that has lost what it had stored grants and echoes nothing until both others have told what they know. */
 TEST(test_forgotten) {
-  mailbox box = {0};
-  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-  mlfab__vote_record second = {2, MLFAB__VOTER_A, 3}, third = {3, MLFAB__VOTER_A, 1};
-  mlfab__vote_begin(&vote, MLFAB__VOTER_WITNESS, BEAT, 7, NULL, 0, 100);
-  mlfab__vote_message beat = {
-      .kind = MLFAB__VOTE_BEAT, .known = 1, .floor = 2, .decided = second, .bond = second};
-  mlfab__vote_message ask = beat;
-  beat.nonce = ask.nonce = 8;
-  beat.sent_ns = ask.sent_ns = 50;
-  ask.kind = MLFAB__VOTE_ASK;
-  ask.record = third;
+  const mlfab__vote_record second = {2, MLFAB__VOTER_A, 3};
+  mlfab__vote_message beat = message_of(MLFAB__VOTE_BEAT, second),
+                      ask = message_of(MLFAB__VOTE_ASK, second);
+  ask.record = (mlfab__vote_record){3, MLFAB__VOTER_A, 1};
+  open_voter(MLFAB__VOTER_WITNESS, 0);
   for (int told = 0; told < 2; told++) {
     mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 101);
     assert_int_equal(box.stores, 0);
@@ -378,21 +381,13 @@ TEST(test_forgotten) {
 /* A copy has lost its store. It may have served by a record, and the witness alone remembers that record. Then the copy
  * grants the other copy nothing, whichever it hears first: the record or the other copy. */
 TEST(test_forgotten_record) {
-  const mlfab__vote_record by_b = {2, MLFAB__VOTER_B, 3}, by_a = {3, MLFAB__VOTER_A, 1};
   for (int order = 0; order < 2; order++) {
-    mailbox box = {0};
-    mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-    mlfab__vote_message other = {.kind = MLFAB__VOTE_BEAT,
-                                 .known = 1,
-                                 .floor = 2,
-                                 .decided = by_b,
-                                 .bond = by_b,
-                                 .nonce = 8,
-                                 .sent_ns = 50};
+    mlfab__vote_message other =
+        message_of(MLFAB__VOTE_BEAT, (mlfab__vote_record){2, MLFAB__VOTER_B, 3});
     mlfab__vote_message witness = other;
     witness.floor = 3;
-    witness.bond = by_a;
-    mlfab__vote_begin(&vote, MLFAB__VOTER_A, BEAT, 7, NULL, 0, 100);
+    witness.bond = (mlfab__vote_record){3, MLFAB__VOTER_A, 1};
+    open_voter(MLFAB__VOTER_A, 0);
     if (order == 0) mlfab__vote_take(&vote, MLFAB__VOTER_B, &other, 101);
     mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &witness, 102);
     if (order == 1) mlfab__vote_take(&vote, MLFAB__VOTER_B, &other, 103);
@@ -408,24 +403,14 @@ TEST(test_forgotten_record) {
 
 /* What a copy wanted while it served is forgotten when the other one has served in between. */
 TEST(test_wanted) {
-  mailbox box = {0};
-  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-  const mlfab__vote_record by_b = {5, MLFAB__VOTER_B, 3}, again = {6, MLFAB__VOTER_A, 1};
-  mlfab__vote_begin(&vote, MLFAB__VOTER_A, BEAT, 7, NULL, 1, 100);
+  open_voter(MLFAB__VOTER_A, 1);
   mlfab__vote_want(&vote, 3, 101);
   assert_int_equal(box.stores, 1);
   mlfab__vote_stored(&vote, 102);
-  mlfab__vote_message in = {.kind = MLFAB__VOTE_BEAT,
-                            .known = 1,
-                            .floor = 5,
-                            .decided = by_b,
-                            .bond = by_b,
-                            .nonce = 8,
-                            .sent_ns = 50};
+  mlfab__vote_message in = message_of(MLFAB__VOTE_BEAT, (mlfab__vote_record){5, MLFAB__VOTER_B, 3});
   mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &in, 103);
   assert_false(mlfab__vote_serves(&vote));
-  in.decided = in.bond = again;
-  in.floor = 6;
+  in = message_of(MLFAB__VOTE_BEAT, (mlfab__vote_record){6, MLFAB__VOTER_A, 1});
   mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &in, 104);
   assert_true(mlfab__vote_serves(&vote));
   mlfab__vote_tick(&vote, 105);
@@ -436,22 +421,14 @@ TEST(test_wanted) {
 /* A knows that the record is decided by which B is in sync, and dies before it can say so. The witness has granted it: so
  * B asks. */
 TEST(test_heard_from_the_witness) {
-  mailbox box = {0};
-  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-  mlfab__vote_record first = {1, MLFAB__VOTER_A, 1}, second = {2, MLFAB__VOTER_A, 3};
-  mlfab__vote_begin(&vote, MLFAB__VOTER_B, BEAT, 7, NULL, 1, 100);
+  mlfab__vote_message beat =
+      message_of(MLFAB__VOTE_BEAT, (mlfab__vote_record){1, MLFAB__VOTER_A, 1});
+  open_voter(MLFAB__VOTER_B, 1);
   mlfab__vote_filled(&vote);
-  mlfab__vote_message beat = {.kind = MLFAB__VOTE_BEAT,
-                              .known = 1,
-                              .floor = 1,
-                              .decided = first,
-                              .bond = first,
-                              .nonce = 8,
-                              .sent_ns = 50};
   mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &beat, 101);
   mlfab__vote_tick(&vote, 100 + 6 * BEAT);
   assert_int_equal(box.stores, 0); /* it is not in sync as far as anybody knows */
-  beat.bond = second;
+  beat.bond = (mlfab__vote_record){2, MLFAB__VOTER_A, 3};
   beat.floor = 2;
   mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &beat, 100 + 6 * BEAT);
   mlfab__vote_tick(&vote, 100 + 7 * BEAT);
@@ -462,21 +439,15 @@ TEST(test_heard_from_the_witness) {
 
 /* What no voter says changes nothing. */
 TEST(test_nonsense) {
-  mailbox box = {0};
-  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
-  mlfab__vote_record first = {1, MLFAB__VOTER_A, 1};
+  const mlfab__vote_record first = {1, MLFAB__VOTER_A, 1};
   static const mlfab__vote_record wrong[] = {{0, 0, 0}, {2, 2, 7}, {2, 0, 2},
                                              {2, 1, 0}, {2, 0, 5}, {2, 0xffffffffu, 0xffffffffu}};
-  mlfab__vote_begin(&vote, MLFAB__VOTER_WITNESS, BEAT, 7, NULL, 1, 100);
+  open_voter(MLFAB__VOTER_WITNESS, 1);
   const mlfab__vote before = vote;
   for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    mlfab__vote_message in = {.kind = MLFAB__VOTE_ASK,
-                              .known = 1,
-                              .record = wrong[i],
-                              .decided = first,
-                              .bond = first,
-                              .nonce = 8,
-                              .sent_ns = 50};
+    mlfab__vote_message in = message_of(MLFAB__VOTE_ASK, first);
+    in.floor = 0;
+    in.record = wrong[i];
     mlfab__vote_take(&vote, MLFAB__VOTER_A, &in, 101);
     in.record = first;
     in.decided = wrong[i];

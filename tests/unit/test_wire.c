@@ -13,16 +13,22 @@
 #include <math.h>
 #include "../testing.h"
 
-/* --- the types without lists, in a uniform table --- */
+/* --- the types without segments, in a uniform table --- */
 
 typedef struct codec {
   const char *name;
   size_t size;            /* of the struct */
   size_t text, text_room; /* offset and size of its text; 0 when there is none */
-  uint32_t fixed;         /* bytes of the meta without the text's characters */
+  uint32_t fixed; /* bytes of the meta without the text's characters and the entries of its list */
   uint32_t (*encode)(uint8_t *meta, const void *m);
   int (*decode)(const uint8_t *meta, uint32_t bytes, void *m);
+  size_t count,
+      entry; /* the list: offset of its number of entries, bytes of an entry in memory; 0 when there is none */
+  uint32_t each, most; /* bytes of an entry in the meta; most entries */
 } codec;
+
+/* The list that is encoded, and the decoded one. */
+static _Alignas(8) uint8_t entries[1 << 17], got_entries[sizeof entries];
 
 #define CODEC_FUNCTIONS(name)                                              \
   static uint32_t encode_##name(uint8_t *meta, const void *m) {            \
@@ -36,17 +42,35 @@ MLFAB__PEER_PAIRS(CODEC_FUNCTIONS)
 MLFAB__SCHED_PAIRS(CODEC_FUNCTIONS)
 MLFAB__COLL_PAIRS(CODEC_FUNCTIONS)
 MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
+#define LIST_FUNCTIONS(name, type)                                             \
+  static uint32_t encode_##name(uint8_t *meta, const void *m) {                \
+    return mlfab__encode_##name(meta, m, (const type *)(const void *)entries); \
+  }                                                                            \
+  static int decode_##name(const uint8_t *meta, uint32_t bytes, void *m) {     \
+    return mlfab__decode_##name(meta, bytes, m, (type *)(void *)got_entries);  \
+  }
+MLFAB__PEER_LISTS(LIST_FUNCTIONS)
+MLFAB__SCHED_LISTS(LIST_FUNCTIONS)
+MLFAB__COLL_LISTS(LIST_FUNCTIONS)
+MLFAB__RESHARD_LISTS(LIST_FUNCTIONS)
+LIST_FUNCTIONS(adopt, uint32_t)
+LIST_FUNCTIONS(reshard_server_clock, uint32_t)
 CODEC_FUNCTIONS(moved)
 CODEC_FUNCTIONS(peer_state)
 CODEC_FUNCTIONS(barrier_state)
 CODEC_FUNCTIONS(barrier_worker_state)
 
 #define CODEC(name, fixed) \
-  { #name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name }
-#define CODEC_TEXT(name, text, fixed)                                           \
-  {                                                                             \
-#name, sizeof(mlfab__##name), offsetof(mlfab__##name, text),                \
-        sizeof(((mlfab__##name *)0)->text), fixed, encode_##name, decode_##name \
+  { #name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name, 0, 0, 0, 0 }
+#define CODEC_LIST(name, fixed, n, type, each, most)                         \
+  {                                                                          \
+#name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name, \
+        offsetof(mlfab__##name, n), sizeof(type), each, most                 \
+  }
+#define CODEC_TEXT(name, text, fixed)                                                       \
+  {                                                                                         \
+#name, sizeof(mlfab__##name), offsetof(mlfab__##name, text),                            \
+        sizeof(((mlfab__##name *)0)->text), fixed, encode_##name, decode_##name, 0, 0, 0, 0 \
   }
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
@@ -114,6 +138,20 @@ static const codec codecs[] = {
     CODEC(barrier_state, 8),
     CODEC(barrier_worker_state, 7 * 4 + 3 * 8),
     CODEC(peer_state, 8 * 4 + 8),
+    CODEC_LIST(plan, 3 * 8 + 4, entries, mlfab__plan_entry, 44, MLFAB__PLAN_ENTRIES_MAX),
+    CODEC_LIST(spread, 2 * 8 + 3 * 4, members, mlfab__spread_member, 20, MLFAB__GROUP_MEMBERS_MAX),
+    CODEC_LIST(tree_ask, 2 * 8 + 2 * 4, nodes, uint32_t, 4, MLFAB__TREE_NODES_MAX),
+    CODEC_LIST(tree_plan, 8 + 4, nodes, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX),
+    CODEC_LIST(reshard_ask, 2 * 8 + 4, servers, uint32_t, 2, MLFAB__SLICES_MAX),
+    CODEC_LIST(freeze, 2 * 4, servers, uint32_t, 2, MLFAB__SLICES_MAX),
+    CODEC_LIST(move, 3 * 4, slices, uint32_t, 2, MLFAB__SLICES_MAX),
+    CODEC_LIST(resume, 3 * 4, slices, uint32_t, 2, MLFAB__SLICES_MAX),
+    CODEC_LIST(adopt, 188, words, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX),
+    CODEC_LIST(reshard_server_clock, 108, words, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX),
+    CODEC_LIST(membership_list, 3 * 4, members, mlfab__membership_member, 40,
+               MLFAB__MEMBERSHIP_MEMBERS_MAX),
+    CODEC_LIST(membership_owed, 9 * 4 + 3 * 8 + 4, counts, uint64_t, 8,
+               MLFAB__MEMBERSHIP_MEMBERS_MAX),
 };
 
 static void random_bytes(mlfab__rng *prng, void *to, size_t bytes) {
@@ -127,9 +165,27 @@ static void random_text(mlfab__rng *prng, char *text, size_t room) {
   for (size_t i = 0; i < bytes; i++) text[i] = (char)(1 + mlfab__rng_below(prng, 255));
 }
 
+/* The number of entries; 0: the type has no list. */
+static uint32_t count_of(const codec *c, const uint8_t *m) {
+  uint32_t n = 0;
+  if (c->entry > 0) memcpy(&n, m + c->count, sizeof n);
+  return n;
+}
+
+/* Of an entry in memory the first bytes travel: those of a u16 with values up to 65535, all but padding. */
+static void random_list(mlfab__rng *prng, const codec *c, uint8_t *m, uint32_t n) {
+  if (c->entry == 0) return;
+  assert_true((n + 1) * c->entry <= sizeof entries);
+  memcpy(m + c->count, &n, sizeof n);
+  memset(entries, 0, sizeof entries);
+  memset(got_entries, 0, sizeof got_entries);
+  for (uint32_t i = 0; i < n; i++) random_bytes(prng, entries + i * c->entry, c->each);
+}
+
 static void random_struct(mlfab__rng *prng, const codec *c, uint8_t *m) {
   random_bytes(prng, m, c->size);
   if (c->text_room > 0) random_text(prng, (char *)m + c->text, c->text_room);
+  random_list(prng, c, m, (uint32_t)mlfab__rng_below(prng, 30));
 }
 
 /* Decodes from memory that ends with the meta, so that a sanitizer sees a read of one byte too many. */
@@ -182,55 +238,108 @@ static uint32_t expected_meta(const codec *c, const uint8_t *m, const uint8_t *m
       memcpy(meta + bytes, m + i, length);
       bytes += (uint32_t)length;
       i += c->text_room - 1;
+    } else if (c->entry > 0 && i == c->count) {
+      i += sizeof(uint32_t) - 1; /* it travels just before its entries */
     } else if (mask[i]) {
       meta[bytes++] = m[i];
     }
   }
+  if (c->entry == 0) return bytes;
+  memcpy(meta + bytes, m + c->count, sizeof(uint32_t));
+  bytes += sizeof(uint32_t);
+  for (uint32_t i = 0; i < count_of(c, m); i++, bytes += c->each)
+    memcpy(meta + bytes, entries + i * c->entry, c->each);
+  return bytes;
+}
+
+static uint8_t meta_a[MLFAB_META_MAX + 64], meta_b[MLFAB_META_MAX + 64];
+
+/* One struct and its list: encoded as described, and decoded as the same. Returns the bytes of the meta. */
+static uint32_t round_trip(const codec *c, const uint8_t *m, const uint8_t *mask) {
+  static uint8_t back[4096];
+  uint32_t bytes = c->encode(meta_a, m);
+  assert_true(bytes > 0 && bytes <= MLFAB_META_MAX);
+  if (LITTLE_ENDIAN_HOST) {
+    assert_int_equal(expected_meta(c, m, mask, meta_b), bytes);
+    assert_memory_equal(meta_a, meta_b, bytes);
+  }
+  memset(back, 0x5a, sizeof back);
+  assert_int_equal(decode_exact(c, meta_a, bytes, back), 0);
+  for (size_t i = 0; i < c->size; i++) {
+    if (mask[i] && m[i] != back[i]) fail_msg("%s: byte %zu differs", c->name, i);
+  }
+  assert_memory_equal(entries, got_entries, count_of(c, m) * c->entry);
+  assert_int_equal(c->encode(meta_b, back), bytes);
+  assert_memory_equal(meta_a, meta_b, bytes);
   return bytes;
 }
 
 TEST(test_round_trip) {
-  static uint8_t m[4096], back[4096], mask[4096], meta[4096], again[4096];
+  static uint8_t m[4096], mask[4096];
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 1);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
-    const codec *c = &codecs[k];
-    carried_bytes(c, mask);
+    carried_bytes(&codecs[k], mask);
     for (int round = 0; round < 200; round++) {
-      uint32_t bytes;
-      random_struct(&prng, c, m);
-      bytes = c->encode(meta, m);
-      if (LITTLE_ENDIAN_HOST) {
-        assert_int_equal(expected_meta(c, m, mask, again), bytes);
-        assert_memory_equal(meta, again, bytes);
-      }
-      memset(back, 0x5a, sizeof back);
-      assert_int_equal(decode_exact(c, meta, bytes, back), 0);
-      for (size_t i = 0; i < c->size; i++) {
-        if (mask[i] && m[i] != back[i]) fail_msg("%s: byte %zu differs", c->name, i);
-      }
-      assert_int_equal(c->encode(again, back), bytes);
-      assert_memory_equal(meta, again, bytes);
+      random_struct(&prng, &codecs[k], m);
+      round_trip(&codecs[k], m, mask);
     }
   }
 }
 
 TEST(test_every_cut) {
-  static uint8_t m[4096], back[4096], meta[4096];
+  static uint8_t m[4096], back[4096];
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 2);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     for (int round = 0; round < 5; round++) {
-      uint32_t bytes;
-      memset(meta, 0, sizeof meta);
       random_struct(&prng, &codecs[k], m);
-      bytes = codecs[k].encode(meta, m);
+      uint32_t bytes = codecs[k].encode(meta_a, m);
+      memset(meta_a + bytes, 0, 16);
       for (uint32_t cut = 0; cut < bytes + 9; cut++) {
         int expected = cut == bytes ? 0 : MLFAB_ERR_FRAME;
-        assert_int_equal(decode_exact(&codecs[k], meta, cut, back), expected);
+        assert_int_equal(decode_exact(&codecs[k], meta_a, cut, back), expected);
       }
     }
   }
+}
+
+/* The longest lists fit into a meta; longer ones are not encoded, and a count that lies is refused. */
+TEST(test_list_limits) {
+  static const uint32_t counts[] = {2u,          4u,          512u,        513u,
+                                    1025u,       1400u,       1401u,       4097u,
+                                    0x0aaaaaabu, 0x10000000u, 0x80000000u, UINT32_MAX};
+  static uint8_t m[4096], mask[4096], back[4096];
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 21);
+  for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
+    const codec *c = &codecs[k];
+    if (c->entry == 0) continue;
+    carried_bytes(c, mask);
+    random_struct(&prng, c, m);
+    random_list(&prng, c, m, c->most);
+    round_trip(c, m, mask);
+    random_list(&prng, c, m, c->most + 1);
+    assert_int_equal(c->encode(meta_a, m), 0);
+    random_list(&prng, c, m, 3);
+    uint32_t bytes = round_trip(c, m, mask);
+    for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+      for (uint32_t b = 0; b < 4; b++) meta_a[c->fixed - 4 + b] = (uint8_t)(counts[i] >> (8 * b));
+      assert_int_equal(decode_exact(c, meta_a, bytes, back), MLFAB_ERR_FRAME);
+    }
+  }
+}
+
+/* Who decodes without room for the list gets its length. */
+TEST(test_list_without_room) {
+  mlfab__tree_ask ask = {11, 22, 33, 44}, got_ask;
+  mlfab__tree_plan plan = {11, 44}, got_plan;
+  uint32_t bytes = mlfab__encode_tree_ask(meta_a, &ask, (uint32_t *)(void *)entries);
+  assert_int_equal(mlfab__decode_tree_ask(meta_a, bytes, &got_ask, NULL), 0);
+  assert_memory_equal(&got_ask, &ask, sizeof ask);
+  bytes = mlfab__encode_tree_plan(meta_a, &plan, (mlfab__tree_node *)(void *)entries);
+  assert_int_equal(mlfab__decode_tree_plan(meta_a, bytes, &got_plan, NULL), 0);
+  assert_true(got_plan.number == 11 && got_plan.nodes == 44);
 }
 
 TEST(test_texts) {
@@ -269,7 +378,6 @@ TEST(test_texts) {
 
 static mlfab__segment segments[MLFAB__SEGMENTS_MAX], got_segments[MLFAB__SEGMENTS_MAX];
 static uint64_t versions[MLFAB__SLICES_MAX], got_versions[MLFAB__SLICES_MAX];
-static uint8_t meta_a[MLFAB_META_MAX + 64], meta_b[MLFAB_META_MAX + 64];
 
 static uint64_t random_segments(mlfab__rng *prng, uint32_t count) {
   uint64_t sum = 0, at = mlfab__rng_below(prng, 1000);
@@ -487,364 +595,96 @@ TEST(test_pull) {
   assert_int_equal(mlfab__encode_pull(meta_a, &m, segments, versions), 0);
 }
 
-/* --- plans, groups and spreads --- */
+/* --- groups: members, then segments --- */
 
-enum { ENTRIES = MLFAB__PLAN_ENTRIES_MAX + 1 };
-static mlfab__plan_entry entries[ENTRIES], got_entries[ENTRIES];
-static mlfab__group_member members[ENTRIES], got_members[MLFAB__GROUP_MEMBERS_MAX];
-static mlfab__spread_member readers[ENTRIES], got_readers[MLFAB__GROUP_MEMBERS_MAX];
+static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX + 1],
+    got_members[MLFAB__GROUP_MEMBERS_MAX];
 
-/* Decodes one of the three from memory that ends with the meta; the got_ arrays receive the lists. */
-typedef struct list {
-  mlfab__plan plan;
-  mlfab__group group;
-  mlfab__spread spread;
-} list;
+static mlfab__group random_group(mlfab__rng *prng, uint32_t n, uint32_t segment_count) {
+  mlfab__group m;
+  memset(&m, 0, sizeof m);
+  random_bytes(prng, &m, sizeof m);
+  random_bytes(prng, members, n * sizeof *members);
+  for (uint32_t i = 0; i < n; i++) members[i].weight = mlfab__rng_unit(prng) - 0.5;
+  m.members = n;
+  m.segments = segment_count;
+  m.bytes = random_segments(prng, segment_count);
+  return m;
+}
 
-static int decode_list(int which, const uint8_t *meta, uint32_t bytes, list *m) {
+static int decode_group_exact(uint32_t bytes, mlfab__group *m) {
   uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  int status = -1000;
   assert_non_null(copy);
-  memcpy(copy, meta, bytes);
-  if (which == 0) status = mlfab__decode_plan(copy, bytes, &m->plan, got_entries);
-  if (which == 1) status = mlfab__decode_group(copy, bytes, &m->group, got_members, got_segments);
-  if (which == 2) status = mlfab__decode_spread(copy, bytes, &m->spread, got_readers);
+  memcpy(copy, meta_a, bytes);
+  int status = mlfab__decode_group(copy, bytes, m, got_members, got_segments);
   free(copy);
   return status;
 }
 
-static uint32_t encode_list(int which, uint8_t *meta, const list *m) {
-  if (which == 0) return mlfab__encode_plan(meta, &m->plan, entries);
-  if (which == 1) return mlfab__encode_group(meta, &m->group, members, segments);
-  return mlfab__encode_spread(meta, &m->spread, readers);
-}
-
-static const uint32_t list_max[] = {MLFAB__PLAN_ENTRIES_MAX, MLFAB__GROUP_MEMBERS_MAX,
-                                    MLFAB__GROUP_MEMBERS_MAX};
-static const uint32_t list_each[] = {44, 24, 20};  /* bytes of an entry */
-static const uint32_t list_fixed[] = {24, 32, 24}; /* bytes before the count */
-
-/* Random contents of `n` entries; every struct begins with its bytes on the wire, in their order. */
-static void random_list(mlfab__rng *prng, int which, uint32_t n, uint32_t segment_count, list *m) {
-  memset(m, 0, sizeof *m);
-  for (uint32_t i = 0; i < n; i++) {
-    random_bytes(prng, &entries[i], sizeof entries[i]);
-    random_bytes(prng, &members[i], sizeof members[i]);
-    random_bytes(prng, &readers[i], sizeof readers[i]);
-    members[i].weight = mlfab__rng_unit(prng) - 0.5;
-  }
-  random_bytes(prng, &m->plan, sizeof m->plan);
-  random_bytes(prng, &m->group, sizeof m->group);
-  random_bytes(prng, &m->spread, sizeof m->spread);
-  m->plan.entries = m->group.members = m->spread.members = n;
-  m->group.segments = segment_count;
-  if (which == 1) m->group.bytes = random_segments(prng, segment_count);
-}
-
-static void expect_list(int which, uint32_t n, const list *m, const list *back) {
-  if (which == 0) assert_memory_equal(&m->plan, &back->plan, 28);
-  if (which == 1) {
-    assert_memory_equal(&m->group, &back->group, 36);
-    assert_memory_equal(segments, got_segments, m->group.segments * sizeof segments[0]);
-  }
-  if (which == 2) assert_memory_equal(&m->spread, &back->spread, 28);
-  for (uint32_t i = 0; i < n; i++) {
-    if (which == 0) assert_memory_equal(&entries[i], &got_entries[i], 44);
-    if (which == 1) assert_memory_equal(&members[i], &got_members[i], 24);
-    if (which == 2) assert_memory_equal(&readers[i], &got_readers[i], 20);
-  }
-}
-
-/* The bytes on the wire are those in memory, entry after entry. */
-static void expect_wire(int which, uint32_t n, const list *m) {
-  const void *fixed[] = {&m->plan, &m->group, &m->spread};
-  assert_memory_equal(meta_a, fixed[which], list_fixed[which]);
-  for (uint32_t i = 0; i < n; i++) {
-    const void *each[] = {&entries[i], &members[i], &readers[i]};
-    assert_memory_equal(meta_a + list_fixed[which] + 4 + i * list_each[which], each[which],
-                        list_each[which]);
-  }
-}
-
-TEST(test_lists) {
+TEST(test_groups) {
   mlfab__rng prng;
-  list m, back;
+  mlfab__group back;
   mlfab__rng_seed(&prng, 20);
-  for (int round = 0; round < 300; round++) {
-    int which = round % 3;
-    uint32_t n = (uint32_t)mlfab__rng_below(&prng, round % 10 ? 9 : list_max[which] + 1);
-    uint32_t segment_count = (uint32_t)mlfab__rng_below(&prng, round % 7 ? 5 : 2049);
-    if (which > 0 && n == 0) n = 1;
-    random_list(&prng, which, n, segment_count, &m);
-    uint32_t bytes = encode_list(which, meta_a, &m);
-    uint32_t tail = which == 1 ? 4 + 16 * segment_count : 0;
-    assert_int_equal(bytes, list_fixed[which] + 4 + n * list_each[which] + tail);
-    if (LITTLE_ENDIAN_HOST) expect_wire(which, n, &m);
-    memset(&back, 0x5a, sizeof back);
-    assert_int_equal(decode_list(which, meta_a, bytes, &back), 0);
-    expect_list(which, n, &m, &back);
-    if (bytes > 400) continue;
+  for (int round = 0; round < 100; round++) {
+    uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, 8), segment_count = (uint32_t)round % 5;
+    if (round % 10 == 0) n = MLFAB__GROUP_MEMBERS_MAX, segment_count = MLFAB__SEGMENTS_MAX;
+    mlfab__group m = random_group(&prng, n, segment_count);
+    uint32_t bytes = mlfab__encode_group(meta_a, &m, members, segments);
+    assert_int_equal(bytes, 36 + 24 * n + 4 + 16 * segment_count);
+    if (LITTLE_ENDIAN_HOST) {
+      assert_memory_equal(meta_a, &m, 36);
+      assert_memory_equal(meta_a + 36, members, 24 * n);
+    }
+    assert_int_equal(decode_group_exact(bytes, &back), 0);
+    assert_memory_equal(&m, &back, offsetof(mlfab__group, segments) + sizeof m.segments);
+    assert_memory_equal(members, got_members, n * sizeof *members);
+    assert_memory_equal(segments, got_segments, segment_count * sizeof *segments);
     memset(meta_a + bytes, 0, 16);
-    for (uint32_t cut = 0; cut < bytes + 9; cut++) {
-      if (cut != bytes) assert_int_equal(decode_list(which, meta_a, cut, &back), MLFAB_ERR_FRAME);
-    }
+    for (uint32_t cut = 0; cut < bytes + 9 && bytes <= 400; cut++)
+      if (cut != bytes) assert_int_equal(decode_group_exact(cut, &back), MLFAB_ERR_FRAME);
+    m.members = MLFAB__GROUP_MEMBERS_MAX + 1;
+    assert_int_equal(mlfab__encode_group(meta_a, &m, members, segments), 0);
+    m.members = 1;
+    m.segments = MLFAB__SEGMENTS_MAX + 1;
+    assert_int_equal(mlfab__encode_group(meta_a, &m, members, segments), 0);
   }
 }
 
-/* The longest lists fit into a meta; longer ones are not encoded, and a larger count is refused. */
-TEST(test_list_limits) {
-  static const uint32_t counts[] = {4u,          512u,        513u,        1400u,      1401u,
-                                    0x0aaaaaabu, 0x10000000u, 0x80000000u, 0xffffffffu};
-  mlfab__rng prng;
-  list m, back;
-  mlfab__rng_seed(&prng, 21);
-  for (int which = 0; which < 3; which++) {
-    random_list(&prng, which, list_max[which], which == 1 ? MLFAB__SEGMENTS_MAX : 0, &m);
-    uint32_t bytes = encode_list(which, meta_a, &m);
-    assert_true(bytes > 0 && bytes <= MLFAB_META_MAX);
-    assert_int_equal(decode_list(which, meta_a, bytes, &back), 0);
-    expect_list(which, list_max[which], &m, &back);
-    m.plan.entries = m.group.members = m.spread.members = list_max[which] + 1;
-    assert_int_equal(encode_list(which, meta_a, &m), 0);
-    random_list(&prng, which, 3, which == 1 ? 2 : 0, &m);
-    bytes = encode_list(which, meta_a, &m);
-    for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
-      for (int b = 0; b < 4; b++)
-        meta_a[list_fixed[which] + (uint32_t)b] = (uint8_t)(counts[i] >> (8 * b));
-      assert_int_equal(decode_list(which, meta_a, bytes, &back), MLFAB_ERR_FRAME);
-    }
-  }
-  random_list(&prng, 1, 1, MLFAB__SEGMENTS_MAX, &m);
-  m.group.segments++;
-  assert_int_equal(encode_list(1, meta_a, &m), 0);
-}
-
-static void refuse_list(int which, const list *m) {
-  list back;
-  uint32_t bytes = encode_list(which, meta_a, m);
+static void refuse_group(const mlfab__group *m) {
+  mlfab__group back;
+  uint32_t bytes = mlfab__encode_group(meta_a, m, members, segments);
   assert_true(bytes > 0);
-  assert_int_equal(decode_list(which, meta_a, bytes, &back), MLFAB_ERR_FRAME);
+  assert_int_equal(decode_group_exact(bytes, &back), MLFAB_ERR_FRAME);
 }
 
-TEST(test_lists_refused) {
+TEST(test_groups_refused) {
   static const double bad_weights[] = {(double)NAN, -(double)NAN, (double)INFINITY,
                                        -(double)INFINITY};
+  static const uint32_t counts[] = {4u, 512u, 513u, 0x0aaaaaabu, 0x10000000u, 0x80000000u, ~0u};
   mlfab__rng prng;
-  list m, empty;
   mlfab__rng_seed(&prng, 22);
-  random_list(&prng, 1, 0, 2, &empty);
-  refuse_list(1, &empty); /* a group without members */
-  random_list(&prng, 1, 3, 3, &m);
+  mlfab__group m = random_group(&prng, 0, 2), back;
+  refuse_group(&m); /* without members */
+  m = random_group(&prng, 3, 3);
   for (size_t i = 0; i < MLFAB__COUNT(bad_weights); i++) {
     members[2].weight = bad_weights[i];
-    refuse_list(1, &m);
+    refuse_group(&m);
   }
   members[2].weight = 1e300;
-  m.group.bytes++;
-  refuse_list(1, &m); /* not the sum of its segments */
-  m.group.bytes--;
-  assert_int_equal(decode_list(1, meta_b, encode_list(1, meta_b, &m), &empty), 0);
+  m.bytes++;
+  refuse_group(&m); /* not the sum of its segments */
+  m.bytes--;
+  uint32_t bytes = mlfab__encode_group(meta_a, &m, members, segments);
+  assert_int_equal(decode_group_exact(bytes, &back), 0);
+  for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+    for (int b = 0; b < 4; b++) meta_a[32 + b] = (uint8_t)(counts[i] >> (8 * b));
+    assert_int_equal(decode_group_exact(bytes, &back), MLFAB_ERR_FRAME);
+  }
   segments[2].offset = segments[1].offset + segments[1].bytes;
-  refuse_list(1, &m); /* segments that touch */
+  refuse_group(&m); /* segments that touch */
 }
 
-/* --- trees --- */
-
-static uint32_t tree_ranks[MLFAB__TREE_NODES_MAX + 1], got_ranks[MLFAB__TREE_NODES_MAX];
-static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX + 1], got_nodes[MLFAB__TREE_NODES_MAX];
-
-/* Encodes an ask (0) or a plan, and decodes the result or a part of it. */
-static uint32_t encode_trees(int which, uint32_t n) {
-  mlfab__tree_ask ask = {11, 22, 33, n};
-  mlfab__tree_plan plan = {11, n};
-  if (which == 0) return mlfab__encode_tree_ask(meta_a, &ask, tree_ranks);
-  return mlfab__encode_tree_plan(meta_a, &plan, tree_nodes);
-}
-
-static int decode_trees(int which, uint32_t bytes, int lists, uint32_t *n_p) {
-  mlfab__tree_ask ask = {0};
-  mlfab__tree_plan plan = {0};
-  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(copy);
-  memcpy(copy, meta_a, bytes);
-  int code = which == 0 ? mlfab__decode_tree_ask(copy, bytes, &ask, lists ? got_ranks : NULL)
-                        : mlfab__decode_tree_plan(copy, bytes, &plan, lists ? got_nodes : NULL);
-  free(copy);
-  *n_p = which == 0 ? ask.nodes : plan.nodes;
-  if (!code && which == 0) assert_true(ask.number == 11 && ask.bytes == 22 && ask.root == 33);
-  if (!code && which == 1) assert_true(plan.number == 11);
-  return code;
-}
-
-/* --- moving slices --- */
-
-static uint32_t numbers[MLFAB__ADOPT_WORDS_MAX + 1], got_numbers[MLFAB__ADOPT_WORDS_MAX];
-
-static uint32_t encode_moves(int which, uint32_t n) {
-  mlfab__reshard_ask ask = {11, 22, n};
-  mlfab__move move = {11, MLFAB__MOVE_PREPARE, n};
-  mlfab__resume resume = {11, 22, n};
-  mlfab__reshard_server_clock clock;
-  memset(&clock, 0, sizeof clock);
-  clock.v_train = 11;
-  clock.words = n;
-  clock.consistency.size = sizeof clock.consistency;
-  if (which == 0) return mlfab__encode_reshard_ask(meta_a, &ask, numbers);
-  if (which == 1) return mlfab__encode_move(meta_a, &move, numbers);
-  mlfab__freeze freeze = {11, n};
-  mlfab__adopt adopt = {.attempt = 11, .cut = 22, .words = n};
-  if (which == 2) return mlfab__encode_resume(meta_a, &resume, numbers);
-  if (which == 4) return mlfab__encode_freeze(meta_a, &freeze, numbers);
-  if (which == 5) return mlfab__encode_adopt(meta_a, &adopt, numbers);
-  return mlfab__encode_reshard_server_clock(meta_a, &clock, numbers);
-}
-
-static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
-  mlfab__reshard_ask ask = {0, 0, 0};
-  mlfab__move move = {0, 0, 0};
-  mlfab__resume resume = {0, 0, 0};
-  mlfab__freeze freeze = {0, 0};
-  mlfab__adopt adopt = {.words = 0};
-  mlfab__reshard_server_clock clock;
-  memset(&clock, 0, sizeof clock);
-  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(copy);
-  memcpy(copy, meta_a, bytes);
-  int code = which == 0   ? mlfab__decode_reshard_ask(copy, bytes, &ask, got_numbers)
-             : which == 1 ? mlfab__decode_move(copy, bytes, &move, got_numbers)
-             : which == 2 ? mlfab__decode_resume(copy, bytes, &resume, got_numbers)
-             : which == 4 ? mlfab__decode_freeze(copy, bytes, &freeze, got_numbers)
-             : which == 5 ? mlfab__decode_adopt(copy, bytes, &adopt, got_numbers)
-                          : mlfab__decode_reshard_server_clock(copy, bytes, &clock, got_numbers);
-  free(copy);
-  *n_p = which == 0   ? ask.servers
-         : which == 1 ? move.slices
-         : which == 2 ? resume.slices
-         : which == 4 ? freeze.servers
-         : which == 5 ? adopt.words
-                      : clock.words;
-  if (!code)
-    assert_true(which == 0   ? ask.ask == 11 && ask.timeout_ns == 22
-                : which == 1 ? move.attempt == 11 && move.step == MLFAB__MOVE_PREPARE
-                : which == 2 ? resume.attempt == 11 && resume.epoch == 22
-                : which == 4 ? freeze.attempt == 11
-                : which == 5 ? adopt.attempt == 11 && adopt.cut == 22
-                             : clock.v_train == 11);
-  return code;
-}
-
-TEST(test_moves) {
-  static const uint32_t fixed[] = {20, 12, 12, 108, 8, 188}, each[] = {2, 2, 2, 4, 2, 4};
-  static const uint32_t limit[] = {MLFAB__SLICES_MAX, MLFAB__SLICES_MAX,
-                                   MLFAB__SLICES_MAX, MLFAB__RESHARD_SERVER_WORDS_MAX,
-                                   MLFAB__SLICES_MAX, MLFAB__ADOPT_WORDS_MAX};
-  mlfab__rng prng;
-  uint32_t got;
-  mlfab__rng_seed(&prng, 24);
-  for (int round = 0; round < 400; round++) {
-    int which = round % 6;
-    uint32_t n = round < 6 ? limit[which] : (uint32_t)mlfab__rng_below(&prng, 30);
-    for (uint32_t i = 0; i < n; i++) numbers[i] = (uint32_t)mlfab__rng_below(&prng, 65536);
-    uint32_t bytes = encode_moves(which, n);
-    assert_int_equal(bytes, fixed[which] + each[which] * n);
-    assert_int_equal(decode_moves(which, bytes, &got), 0);
-    assert_int_equal(got, n);
-    assert_memory_equal(got_numbers, numbers, n * sizeof *numbers);
-    for (uint32_t cut = 0; cut < bytes && n < 30; cut++)
-      assert_int_equal(decode_moves(which, cut, &got), MLFAB_ERR_FRAME);
-    assert_int_equal(decode_moves(which, bytes + 1, &got), MLFAB_ERR_FRAME);
-    assert_int_equal(encode_moves(which, limit[which] + 1), 0);
-  }
-}
-
-TEST(test_trees) {
-  static const uint32_t fixed[] = {24, 12}, each[] = {4, 12};
-  mlfab__rng prng;
-  uint32_t got;
-  mlfab__rng_seed(&prng, 23);
-  random_bytes(&prng, tree_ranks, sizeof tree_ranks);
-  random_bytes(&prng, tree_nodes, sizeof tree_nodes);
-  for (int round = 0; round < 400; round++) {
-    int which = round % 2;
-    uint32_t most = round < 2 ? MLFAB__TREE_NODES_MAX : (uint32_t)mlfab__rng_below(&prng, 30);
-    uint32_t bytes = encode_trees(which, most);
-    assert_int_equal(bytes, fixed[which] + each[which] * most);
-    for (int lists = 0; lists < 2; lists++) {
-      assert_int_equal(decode_trees(which, bytes, lists, &got), 0);
-      assert_true(got == most);
-    }
-    if (which == 0) assert_memory_equal(got_ranks, tree_ranks, 4 * (size_t)most);
-    if (which == 1) assert_memory_equal(got_nodes, tree_nodes, most * sizeof *tree_nodes);
-    for (uint32_t cut = 0; cut < bytes && most < 30; cut++)
-      assert_int_equal(decode_trees(which, cut, 1, &got), MLFAB_ERR_FRAME);
-    assert_int_equal(decode_trees(which, bytes + 1, 1, &got), MLFAB_ERR_FRAME);
-  }
-  for (int which = 0; which < 2; which++) {
-    assert_int_equal(encode_trees(which, MLFAB__TREE_NODES_MAX + 1), 0);
-    uint32_t bytes = encode_trees(which, 3), at = fixed[which] - 4;
-    static const uint32_t counts[] = {2, 4, MLFAB__TREE_NODES_MAX + 1, UINT32_MAX};
-    for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
-      for (uint32_t b = 0; b < 4; b++) meta_a[at + b] = (uint8_t)(counts[i] >> (8 * b));
-      assert_int_equal(decode_trees(which, bytes, 1, &got), MLFAB_ERR_FRAME);
-    }
-  }
-}
-
-/* --- the roll --- */
-
-static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX + 1],
-    got_roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
-
-static int decode_roll(uint32_t bytes, mlfab__membership_list *m) {
-  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(copy);
-  memcpy(copy, meta_a, bytes);
-  int code = mlfab__decode_membership_list(copy, bytes, m, got_roll);
-  free(copy);
-  return code;
-}
-
-TEST(test_roll) {
-  mlfab__rng prng;
-  mlfab__membership_list m = {11, 0, 0}, got;
-  mlfab__rng_seed(&prng, 25);
-  random_bytes(&prng, roll, sizeof roll);
-  for (int round = 0; round < 100; round++) {
-    m.members = round ? (uint32_t)mlfab__rng_below(&prng, 10) : MLFAB__MEMBERSHIP_MEMBERS_MAX;
-    uint32_t bytes = mlfab__encode_membership_list(meta_a, &m, roll);
-    assert_int_equal(bytes, 12 + 40 * m.members);
-    assert_int_equal(decode_roll(bytes, &got), 0);
-    assert_true(got.epoch == 11 && got.members == m.members);
-    assert_memory_equal(got_roll, roll, m.members * sizeof *roll); /* it has no padding */
-    for (uint32_t cut = 0; cut < bytes && round; cut++)
-      assert_int_equal(decode_roll(cut, &got), MLFAB_ERR_FRAME);
-    assert_int_equal(decode_roll(bytes + 1, &got), MLFAB_ERR_FRAME);
-  }
-  m.members = MLFAB__MEMBERSHIP_MEMBERS_MAX + 1;
-  assert_int_equal(mlfab__encode_membership_list(meta_a, &m, roll), 0);
-}
-
-TEST(test_owed) {
-  mlfab__rng prng;
-  mlfab__membership_owed m, got;
-  uint64_t counts[12], back[12];
-  mlfab__rng_seed(&prng, 26);
-  for (uint32_t round = 0; round < 100; round++) {
-    random_bytes(&prng, &m, sizeof m);
-    random_bytes(&prng, counts, sizeof counts);
-    m.counts = round % 13;
-    uint32_t bytes = mlfab__encode_membership_owed(meta_a, &m, counts);
-    assert_int_equal(bytes, 9 * 4 + 3 * 8 + 4 + 8 * m.counts);
-    assert_int_equal(mlfab__decode_membership_owed(meta_a, bytes, &got, back), 0);
-    assert_memory_equal(back, counts, m.counts * sizeof *counts);
-    assert_int_equal(mlfab__encode_membership_owed(meta_b, &got, back), bytes);
-    assert_memory_equal(meta_a, meta_b, bytes);
-    for (uint32_t cut = 0; cut < bytes; cut++)
-      assert_int_equal(mlfab__decode_membership_owed(meta_a, cut, &got, back), MLFAB_ERR_FRAME);
-  }
-  m.counts = MLFAB__MEMBERSHIP_MEMBERS_MAX + 1;
-  assert_int_equal(mlfab__encode_membership_owed(meta_a, &m, counts), 0);
-}
+/* --- lists in bulks --- */
 
 TEST(test_bulk_lists) {
   mlfab__rng prng;
