@@ -9,7 +9,6 @@
 #include "core/base/env.h"
 #include "tests/seam/serving.h"
 #include "tests/seam/updates.h"
-#include "tests/unit/scale.h"
 
 enum { PEERS = 5, PENDING = 6, INBOX = 1024, SUMS = 64, COUNT = 96, TOTAL = 1 << 16 };
 #define BEAT 500000000ull
@@ -82,14 +81,6 @@ static struct world {
   uint64_t applied, dropped, groups[2];
 } w;
 
-static uint64_t first_seed, last_seed;
-
-static void seeds(double n) {
-  const char *one = getenv("MLFAB_SEED");
-  first_seed = one ? strtoull(one, NULL, 10) : 1;
-  last_seed = one ? first_seed : test_cases(n);
-}
-
 static uint64_t draw(uint64_t n) { return mlfab__rng_below(&w.prng, n); }
 static int linked(const uint32_t p) { return s.peers[p].link != 0; }
 static int scheduler_up(void) { return linked(PEERS); }
@@ -105,16 +96,10 @@ static pending *push_find(peer *p, uint64_t seq) {
 
 /* The update was applied: adds it to the expected model. */
 static void push_applied(peer *p, const pending *q) {
-  uint64_t from = 0;
   assert_false(q->bad);
   w.applied++;
   p->applied++;
-  for (uint32_t k = 0; k < q->shape.n; k++) {
-    shape one = {{q->shape.segments[k]}, 1, q->shape.segments[k].bytes};
-    literal_add(&w.layout, &one, w.expected + one.segments[0].offset, q->update.dense + from,
-                q->scale, 0);
-    from += one.bytes;
-  }
+  literal_apply(&w.layout, &q->shape, w.expected, q->update.dense, q->scale);
 }
 
 static void push_over(pending *q) {
@@ -564,7 +549,6 @@ static const mlfab__tensor_info few[] = {{0, MLFAB_F32, COUNT}};
 static const mlfab__tensor_info integers[] = {{0, MLFAB_I64, COUNT / 2}};
 
 static void open_world(uint64_t seed, setting is) {
-  uint8_t table[8 * MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
   uint32_t n = is.ntensors;
   memset(&w, 0, sizeof w);
   if (is.bound == 0) is.bound = MLFAB_UNBOUNDED;
@@ -583,16 +567,12 @@ static void open_world(uint64_t seed, setting is) {
   assert_int_equal(mlfab__env_init(&w.env, NULL), 0);
   assert_int_equal(mlfab__layout_build(&w.env, is.tensors, n, 16, 1, 0, 1 << 28, &w.layout, NULL),
                    0);
-  (void)seam_define; /* for models of one tensor */
   seam_open(&s);
   mlfab__define define = seam_model(is.sync, 16);
   define.tensors = n;
   define.options.optimizer = is.rule;
   if (is.gamma > 0.0) define.options.gamma = is.gamma;
-  for (uint32_t i = 0; i < n; i++)
-    mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &is.tensors[i]);
-  seam_bulk(&s, 0, MLFAB__DEFINE, mlfab__encode_define(s.meta, &define), table,
-            n * MLFAB__TENSOR_INFO_BYTES);
+  seam_define_all(&s, 0, &define, is.tensors);
   assert_int_equal(seam_defined(&s, 0), 0);
   w.all = (shape){{{0, w.layout.bytes}}, 1, w.layout.bytes};
   w.expected = calloc(1, w.layout.bytes);
