@@ -10,6 +10,7 @@
 #include "core/node/node.h"
 #include "crowd.h"
 #include "core/kernels/kernels_combine.h"
+#include "tests/unit/values.h"
 
 enum {
   WORKERS = 16,
@@ -227,20 +228,12 @@ static int can_call(uint32_t i) {
 
 /* --- the program --- */
 
-/* A reducer that does not commute: maps x -> a x + b, one after the other, and how many they are. */
-typedef struct affine {
-  uint32_t a, b, n;
-} affine;
-
+/* A reducer that does not commute: the second first. */
 static void compose(void *user, void *inout, const void *in, uint64_t count) {
   const affine *left = in;
   affine *right = inout;
   assert_ptr_equal(user, &w);
-  for (uint64_t i = 0; i < count; i++) {
-    affine both = {left[i].a * right[i].a, left[i].a * right[i].b + left[i].b,
-                   left[i].n + right[i].n};
-    right[i] = both;
-  }
+  for (uint64_t i = 0; i < count; i++) right[i] = affine_then(right[i], left[i]);
 }
 
 static int blocks(const shape *what) {
@@ -297,21 +290,10 @@ static void element(const shape *what, uint32_t rank, uint64_t generation, uint6
   uint64_t x = mlfab__mix(((rank * 1009 + generation) * 10007 + index) * 100003 + i);
   int64_t small = (int64_t)(x % 9) - 4;
   if (what->op == MLFAB_OP_PRODUCT) small = x & 1 ? 2 : 1;
-  double wide = (double)small;
-  float narrow = (float)small;
-  uint32_t bits;
-  memcpy(&bits, &narrow, 4);
   const affine map = {(uint32_t)x | 1, (uint32_t)(x >> 32), 1};
-  /* -4 .. 4 */
-  static const uint16_t halves[] = {0xc400, 0xc200, 0xc000, 0xbc00, 0,
-                                    0x3c00, 0x4000, 0x4200, 0x4400};
   if (what->user) memcpy(to, &map, sizeof map);
   if (what->dtype == 0) *to = (uint8_t)x;
-  if (what->dtype == MLFAB_I64) memcpy(to, &small, 8);
-  if (what->dtype == MLFAB_F64) memcpy(to, &wide, 8);
-  if (what->dtype == MLFAB_F32) memcpy(to, &narrow, 4);
-  if (what->dtype == MLFAB_BF16) memcpy(to, (uint8_t *)&bits + 2, 2);
-  if (what->dtype == MLFAB_F16) memcpy(to, &halves[small + 4], 2);
+  if (what->dtype && !what->user) put(to, what->dtype, 0, (double)small);
 }
 
 /* The rank that element i of the call's data belongs to. */

@@ -18,6 +18,7 @@
 #include "driven.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
+#include "../unit/values.h"
 #include "seeds.h"
 
 #include <math.h>
@@ -132,62 +133,11 @@ static void broken(world *w, const char *format, ...) {
 
 /* ---- numbers */
 
-static uint32_t width_of(int dtype) {
-  if (dtype == MLFAB_F32) return 4;
-  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : 8;
-}
-
 /* Half an ulp of 1. */
 static double rounding_of(int dtype) {
   if (dtype == MLFAB_F64) return 0x1p-53;
   if (dtype == MLFAB_F32) return 0x1p-24;
   return dtype == MLFAB_F16 ? 0x1p-11 : 0x1p-8;
-}
-
-/* Exact for what the tests make of halves: few bits, no exponent at the ends. */
-static uint16_t f16_of(double x) {
-  uint32_t u;
-  float f = (float)x;
-  memcpy(&u, &f, 4);
-  if (x == 0.0) return 0;
-  if (isnan(x)) return 0x7e00;
-  return (uint16_t)((u >> 16 & 0x8000) | (((u >> 23 & 255) - 112) << 10) | (u >> 13 & 1023));
-}
-
-static double of_f16(uint16_t h) {
-  double m = h & 1023;
-  int e = h >> 10 & 31;
-  if (e == 31) return (h & 1023) ? (double)NAN : (double)INFINITY;
-  m = e ? ldexp(m + 1024.0, e - 25) : ldexp(m, -24);
-  return h & 0x8000 ? -m : m;
-}
-
-static void put(int dtype, uint8_t *at, double x) {
-  float f = (float)x;
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint16_t h = dtype == MLFAB_F16 ? f16_of(x) : (uint16_t)(u >> 16);
-  if (dtype == MLFAB_F64) memcpy(at, &x, 8);
-  if (dtype == MLFAB_F32) memcpy(at, &f, 4);
-  if (width_of(dtype) == 2) memcpy(at, &h, 2);
-}
-
-static double get(int dtype, const uint8_t *at) {
-  double x = 0;
-  float f;
-  uint16_t h;
-  if (dtype == MLFAB_F64) {
-    memcpy(&x, at, 8);
-    return x;
-  }
-  if (dtype == MLFAB_F32) {
-    memcpy(&f, at, 4);
-    return (double)f;
-  }
-  memcpy(&h, at, 2);
-  uint32_t u = (uint32_t)h << 16;
-  memcpy(&f, &u, 4);
-  return dtype == MLFAB_F16 ? of_f16(h) : (double)f;
 }
 
 static uint64_t dice_of(const plan *p, uint32_t who, uint64_t i) {
@@ -201,13 +151,8 @@ static double number(const plan *p, uint32_t who, uint64_t i) {
   if (p->numbers == WITH_NAN && who == 0 && i % 16 == 3) return (double)NAN;
   if (p->numbers == ROUGH) return d & 1 ? magnitude : -magnitude;
   if (p->op == MLFAB_OP_PRODUCT) return d % 3 == 0 ? -1.0 : who % 8 == 1 && d % 3 == 1 ? 2.0 : 1.0;
-  return width_of(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
+  return value_bytes(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
 }
-
-/* Elements that do not commute: x -> a x + b, and how many. */
-typedef struct affine {
-  uint32_t a, b, n;
-} affine;
 
 static void compose(void *user, void *inout, const void *in, uint64_t count) {
   (void)user;
@@ -215,7 +160,7 @@ static void compose(void *user, void *inout, const void *in, uint64_t count) {
     affine low, high;
     memcpy(&low, (const uint8_t *)in + i * sizeof low, sizeof low);
     memcpy(&high, (uint8_t *)inout + i * sizeof high, sizeof high);
-    high = (affine){low.a * high.a, low.b * high.a + high.b, low.n + high.n};
+    high = affine_then(low, high);
     memcpy((uint8_t *)inout + i * sizeof high, &high, sizeof high);
   }
 }
@@ -237,7 +182,7 @@ static void fill(const plan *p, uint32_t who, uint64_t i, uint8_t *at) {
   } else if (p->dtype == MLFAB_I64) {
     memcpy(at, &d, 8);
   } else {
-    put(p->dtype, at, number(p, who, i));
+    put(at, p->dtype, 0, number(p, who, i));
   }
 }
 
@@ -289,7 +234,7 @@ static void make_reduction(const world *w, plan *p, uint64_t d) {
   p->numbers = p->op == MLFAB_OP_PRODUCT ? EXACT : mix(d + 5) % 8 == 0 ? WITH_NAN : mix(d + 6) % 2;
   /* Which algorithm it chooses may depend on measured links, and so the bits of what is rounded. */
   if (w->deaths && p->algorithm == MLFAB_ALGORITHM_AUTO && p->numbers == ROUGH) p->numbers = EXACT;
-  p->width = width_of(p->dtype);
+  p->width = value_bytes(p->dtype);
   if (p->own) p->width = p->own == AFFINE ? sizeof(affine) : widths[mix(d + 7) % 5];
   p->plain = p->kind == ALLREDUCE && !p->own && mix(d + 8) % 4 == 0;
   if (p->plain) p->algorithm = MLFAB_ALGORITHM_AUTO, p->op = MLFAB_OP_SUM;
@@ -371,7 +316,7 @@ static void add_element(plan *p, literal *l, uint32_t who, uint64_t i, int first
     v = first ? y : add_integer(p, v, y);
     memcpy(at, &v, 8);
   } else {
-    double y = get(p->dtype, x);
+    double y = get(x, p->dtype, 0);
     if (first) {
       l->values[i] = y;
     } else {
@@ -420,7 +365,7 @@ static uint64_t first_wrong(world *w, plan *p, uint64_t members, const uint8_t *
       if (memcmp(at, l->bytes + i * p->width, p->width)) return i;
       continue;
     }
-    double x = get(p->dtype, at), v = l->values[i];
+    double x = get(at, p->dtype, 0), v = l->values[i];
     if (isnan(v) ? !isnan(x) : !(fabs(x - v) <= l->slack[i])) return i;
   }
   return to;
@@ -1322,7 +1267,7 @@ static void test_scene(void **state) {
 static plan make_without(const world *w, uint64_t number, uint64_t members) {
   plan p = make_any(w, number, members);
   p.own = NO_REDUCER;
-  if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) p.width = width_of(p.dtype);
+  if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) p.width = value_bytes(p.dtype);
   return p;
 }
 
