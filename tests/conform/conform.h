@@ -588,6 +588,14 @@ static inline void conform_pair(conform_end *a, conform_end *b, uint64_t token, 
   conform_stream_end(back);
 }
 
+/* Opens ends 0 and 1 and connects them. */
+static inline void conform_two(conform_world *world, uint64_t stream, conform_link **at_0,
+                               conform_link **at_1) {
+  conform_end_open(world, 0);
+  conform_end_open(world, 1);
+  conform_pair(&world->ends[0], &world->ends[1], 1, stream, at_0, at_1);
+}
+
 /* Sends the rest of a stream that conform_pair started, up to frame `count`. */
 static inline conform_stream *conform_go_on(conform_end *end, conform_link *link, uint64_t stream,
                                             uint64_t count) {
@@ -633,9 +641,7 @@ static inline void conform_check_connect(conform_world *world) {
 static inline void conform_both_ways(conform_world *world, int profile, uint64_t count) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(3, profile);
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *there = conform_go_on(&world->ends[0], a, stream, count);
   conform_stream *back = conform_go_on(&world->ends[1], b, stream, count);
   CONFORM_UNTIL(world, conform_stream_done(there) && conform_stream_done(back) &&
@@ -682,9 +688,7 @@ static inline void conform_check_backpressure(conform_world *world) {
   for (int profile = 0; profile < CONFORM_PROFILES; profile++) {
     conform_link *a, *b;
     uint64_t stream = CONFORM_STREAM(5, profile);
-    conform_end_open(world, 0);
-    conform_end_open(world, 1);
-    conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+    conform_two(world, stream, &a, &b);
     conform_stream *s = conform_go_on(&world->ends[0], a, stream, 10000000);
     uint64_t sent = conform_flood(s);
     s->count = sent + 10; /* once writable, it must accept more */
@@ -698,9 +702,7 @@ static inline void conform_check_backpressure(conform_world *world) {
 static inline void conform_check_detach(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(6, CONFORM_CHUNKS);
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *s = conform_go_on(&world->ends[0], a, stream, 100000);
   s->count = conform_flood(s);
   for (int i = 0; i < CONFORM_IN_FLIGHT; i++) {
@@ -715,9 +717,7 @@ static inline void conform_check_detach(conform_world *world) {
 static inline void conform_check_disconnect(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(7, CONFORM_SMALL);
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   /* Frames on their way to the leaving side must not damage what it sent. */
   conform_stream *other = conform_go_on(&world->ends[1], b, stream, 10);
   conform_pump_end(&world->ends[1]);
@@ -750,9 +750,7 @@ static inline void conform_check_disconnect(conform_world *world) {
 static inline void conform_check_death(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(8, CONFORM_MIXED);
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *out = conform_go_on(&world->ends[0], a, stream, 1000000);
   conform_stream *dying = conform_go_on(&world->ends[1], b, stream, 200);
   conform_flood(out);
@@ -775,9 +773,7 @@ static inline void conform_check_last_words(conform_world *world) {
   uint64_t stream = CONFORM_STREAM(28, CONFORM_TINY);
   conform_end *here = &world->ends[0], *leaver = &world->ends[1];
   const mlfab_transport *table = world->table;
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(here, leaver, 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *last = conform_go_on(leaver, b, stream, 100);
   for (int i = 0; i < 200; i++) { /* nobody polls meanwhile */
     conform_pump_end(leaver);
@@ -848,9 +844,7 @@ static inline void conform_check_release(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(10, CONFORM_SMALL);
   conform_end *end = &world->ends[1];
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], end, 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *s = conform_go_on(&world->ends[0], a, stream, 9);
   end->hold = 8;
   CONFORM_UNTIL(world, b->next == 9);
@@ -1062,9 +1056,7 @@ static inline void conform_lock_step(conform_world *world, conform_stream *s, co
 static inline void conform_check_allocations(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(14, CONFORM_MIXED);
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   conform_stream *there = conform_go_on(&world->ends[0], a, stream, 1);
   conform_stream *back = conform_go_on(&world->ends[1], b, stream, 1);
   /* The peak depends on timing, so it may grow during the first rounds. */
@@ -1108,9 +1100,7 @@ static inline void conform_check_measure(conform_world *world) {
     print_message("%s: measures nothing\n", world->transport->name);
     return; /* no network to measure, and no function for it */
   }
-  conform_end_open(world, 0);
-  conform_end_open(world, 1);
-  conform_pair(end, peer, 1, stream, &a, &b);
+  conform_two(world, stream, &a, &b);
   for (int i = 0; i < 3; i++) conform_pump(world);
   conform_measure(end, &mine);
   conform_measure(peer, &theirs);

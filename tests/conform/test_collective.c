@@ -12,8 +12,8 @@
 #include "mlfab_transport.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
+#include "../unit/values.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,49 +36,6 @@ static uint64_t monotonic(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* --- elements --- */
-
-static uint32_t width(int dtype) {
-  return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 2;
-}
-
-/* The nearest half of a type, ties to even; for normal numbers. */
-static uint16_t half_of(int dtype, double x) {
-  int bits = dtype == MLFAB_F16 ? 10 : 7, bias = dtype == MLFAB_F16 ? 15 : 127, exponent;
-  if (x == 0) return 0;
-  double m = frexp(fabs(x), &exponent);
-  if (exponent < 2 - bias) return 0; /* not normal: not needed here */
-  long units = lrint(ldexp(m, bits + 1));
-  if (units == 2L << bits) {
-    units >>= 1;
-    exponent++;
-  }
-  long word = ((long)(exponent - 1 + bias) << bits) + (units - (1L << bits));
-  return (uint16_t)(word | (x < 0 ? 0x8000 : 0));
-}
-
-static double of_half(int dtype, uint16_t h) {
-  int bits = dtype == MLFAB_F16 ? 10 : 7, bias = dtype == MLFAB_F16 ? 15 : 127;
-  int exponent = (h & 0x7fff) >> bits;
-  if ((h & 0x7fff) == 0) return 0;
-  double m = ldexp((double)((h & ((1 << bits) - 1)) | 1 << bits), exponent - bias - bits);
-  return h & 0x8000 ? -m : m;
-}
-
-static void put(void *data, int dtype, uint64_t i, double x) {
-  if (dtype == MLFAB_F32) ((float *)data)[i] = (float)x;
-  if (dtype == MLFAB_F64) ((double *)data)[i] = x;
-  if (dtype == MLFAB_I64) ((int64_t *)data)[i] = (int64_t)x;
-  if (width(dtype) == 2) ((uint16_t *)data)[i] = half_of(dtype, x);
-}
-
-static double get(const void *data, int dtype, uint64_t i) {
-  if (dtype == MLFAB_F32) return (double)((const float *)data)[i];
-  if (dtype == MLFAB_F64) return ((const double *)data)[i];
-  if (dtype == MLFAB_I64) return (double)((const int64_t *)data)[i];
-  return of_half(dtype, ((const uint16_t *)data)[i]);
 }
 
 /* --- a call, which all ranks draw alike --- */
@@ -158,20 +115,12 @@ static int is(const void *data, int dtype, uint64_t i, double x) {
   return get(data, dtype, i) == get(wanted, dtype, 0);
 }
 
-/* --- a reducer that does not commute: composition of x -> a x + b over 32-bit words; three to an element
- * --- */
-
-typedef struct affine {
-  uint32_t a, b, filler;
-} affine;
+/* --- a reducer that does not commute --- */
 
 static affine affine_of(const call *c, uint32_t rank, uint64_t i) {
   uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
-  return (affine){(uint32_t)x | 1, c->ordered ? (uint32_t)(x >> 32) : 0, 7};
+  return (affine){(uint32_t)x | 1, c->ordered ? (uint32_t)(x >> 32) : 0, 1};
 }
-
-/* First f, then g. */
-static affine affine_then(affine f, affine g) { return (affine){g.a * f.a, g.a * f.b + g.b, 7}; }
 
 static void compose(void *user, void *inout, const void *in, uint64_t count) {
   const affine *first = in;
@@ -242,7 +191,7 @@ static int carry_out(running *r, const rank_state *s, int block) {
   const call *c = &r->c;
   r->options = (mlfab_collective){
       .size = sizeof r->options, .op = (uint32_t)c->op, .algorithm = c->algorithm};
-  lay_out(r, c->kind == COMPOSE ? sizeof(affine) : width(c->dtype));
+  lay_out(r, c->kind == COMPOSE ? sizeof(affine) : value_bytes(c->dtype));
   fill(r, s);
   r->request = 0;
   r->reductions = 0;
@@ -284,7 +233,7 @@ static int check(const running *r, rank_state *s) {
   for (uint32_t p = 0; p < c->pieces && c->kind == ALLREDUCE; p++) {
     for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
       uint64_t bits = 0;
-      memcpy(&bits, (uint8_t *)r->vecs[p].data + k * width(c->dtype), width(c->dtype));
+      memcpy(&bits, (uint8_t *)r->vecs[p].data + k * value_bytes(c->dtype), value_bytes(c->dtype));
       s->hash = mix(s->hash ^ bits);
       if (!c->noisy && !is(r->vecs[p].data, c->dtype, k, reduced(c, s->ranks, i))) return __LINE__;
     }
@@ -298,7 +247,7 @@ static int check(const running *r, rank_state *s) {
   }
   for (i = 0; i < c->count && c->kind == PLAIN; i++) {
     uint64_t bits = 0;
-    memcpy(&bits, r->data + i * width(c->dtype), width(c->dtype));
+    memcpy(&bits, r->data + i * value_bytes(c->dtype), value_bytes(c->dtype));
     s->hash = mix(s->hash ^ bits);
     if (!c->noisy && !is(r->data, c->dtype, i, reduced(c, s->ranks, i))) return __LINE__;
   }

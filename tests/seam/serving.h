@@ -19,7 +19,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { SEAM_PEERS = 8, SEAM_LOG = 4096, SEAM_START_NS = 1000 };
+enum { SEAM_PEERS = 8, SEAM_LOG = 4096, SEAM_TENSORS = 8, SEAM_START_NS = 1000 };
 #define SEAM_ALL UINT32_MAX /* room for any number of frames */
 
 /* A frame that the server sent. */
@@ -412,13 +412,22 @@ static inline const seam_heard *seam_last(const seam *s, uint8_t type, uint32_t 
 
 /* --- what most workers say --- */
 
-/* Worker `p` defines a model of one tensor of floats. */
+/* Worker `p` defines a model of these tensors, define->tensors of them. */
+static inline void seam_define_all(seam *s, uint32_t p, const mlfab__define *define,
+                                   const mlfab__tensor_info *tensors) {
+  uint8_t table[SEAM_TENSORS * MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
+  assert_true(define->tensors <= SEAM_TENSORS);
+  for (uint32_t i = 0; i < define->tensors; i++)
+    mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &tensors[i]);
+  seam_bulk(s, p, MLFAB__DEFINE, mlfab__encode_define(s->meta, define), table,
+            define->tensors * MLFAB__TENSOR_INFO_BYTES);
+}
+
+/* Worker `p` defines a model of one tensor. */
 static inline void seam_define(seam *s, uint32_t p, const mlfab__define *define, uint32_t id,
                                uint32_t dtype, uint64_t count) {
-  uint8_t table[MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
-  mlfab__tensor_info info = {id, dtype, count};
-  mlfab__encode_tensor_info(table, &info);
-  seam_bulk(s, p, MLFAB__DEFINE, mlfab__encode_define(s->meta, define), table, sizeof table);
+  const mlfab__tensor_info info = {id, dtype, count};
+  seam_define_all(s, p, define, &info);
 }
 
 /* The answer to DEFINE: 0, or why the model was refused. */

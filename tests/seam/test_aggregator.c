@@ -7,7 +7,6 @@
 #include "tests/seam/updates.h"
 #include "tests/seam/working.h"
 #include "tests/unit/changing.h"
-#include "tests/unit/scale.h"
 
 enum { WORKERS = 7, MEMBERS = 6, SERVERS = 2, GROUPS = 4, SLICES = 6 };
 enum { CHUNK = 2048, BIG = 16384 }; /* the latter is lent and not copied */
@@ -60,13 +59,6 @@ typedef struct fixture {
   mlfab__spread_fail spread_fail;
   spread *spread; /* the current one */
 } fixture;
-
-static uint64_t first_seed, last_seed;
-
-static void seeds(double n) {
-  first_seed = test_number("MLFAB_SEED", 1);
-  last_seed = test_seed() ? first_seed : test_cases(n);
-}
 
 static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }
 static work_peer *peer(fixture *f, uint32_t p) { return &f->w.peers[p]; }

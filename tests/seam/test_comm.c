@@ -10,6 +10,7 @@
 #include "core/node/node.h"
 #include "crowd.h"
 #include "core/kernels/kernels_combine.h"
+#include "tests/unit/values.h"
 
 enum {
   WORKERS = 16,
@@ -224,20 +225,12 @@ static int can_call(uint32_t i) {
 
 /* --- the program --- */
 
-/* A reducer that does not commute: maps x -> a x + b, one after the other, and how many they are. */
-typedef struct affine {
-  uint32_t a, b, n;
-} affine;
-
+/* A reducer that does not commute: the second first. */
 static void compose(void *user, void *inout, const void *in, uint64_t count) {
   const affine *left = in;
   affine *right = inout;
   assert_ptr_equal(user, &w);
-  for (uint64_t i = 0; i < count; i++) {
-    affine both = {left[i].a * right[i].a, left[i].a * right[i].b + left[i].b,
-                   left[i].n + right[i].n};
-    right[i] = both;
-  }
+  for (uint64_t i = 0; i < count; i++) right[i] = affine_then(right[i], left[i]);
 }
 
 static int blocks(const shape *what) {
@@ -294,21 +287,10 @@ static void element(const shape *what, uint32_t rank, uint64_t generation, uint6
   uint64_t x = mlfab__mix(((rank * 1009 + generation) * 10007 + index) * 100003 + i);
   int64_t small = (int64_t)(x % 9) - 4;
   if (what->op == MLFAB_OP_PRODUCT) small = x & 1 ? 2 : 1;
-  double wide = (double)small;
-  float narrow = (float)small;
-  uint32_t bits;
-  memcpy(&bits, &narrow, 4);
   const affine map = {(uint32_t)x | 1, (uint32_t)(x >> 32), 1};
-  /* -4 .. 4 */
-  static const uint16_t halves[] = {0xc400, 0xc200, 0xc000, 0xbc00, 0,
-                                    0x3c00, 0x4000, 0x4200, 0x4400};
   if (what->user) memcpy(to, &map, sizeof map);
   if (what->dtype == 0) *to = (uint8_t)x;
-  if (what->dtype == MLFAB_I64) memcpy(to, &small, 8);
-  if (what->dtype == MLFAB_F64) memcpy(to, &wide, 8);
-  if (what->dtype == MLFAB_F32) memcpy(to, &narrow, 4);
-  if (what->dtype == MLFAB_BF16) memcpy(to, (uint8_t *)&bits + 2, 2);
-  if (what->dtype == MLFAB_F16) memcpy(to, &halves[small + 4], 2);
+  if (what->dtype && !what->user) put(to, what->dtype, 0, (double)small);
 }
 
 /* The rank that element i of the call's data belongs to. */
@@ -871,82 +853,36 @@ static void test_unreachable(void **state) {
   close_world();
 }
 
-/* Each is refused before anything is sent. */
+/* Each is refused before anything is sent. Zeros stand for an allreduce of F64, over two buffers that lie apart. */
 static void test_arguments(void **state) {
+  enum { BROADCAST = MLFAB_CALL_BROADCAST };
   static double data[8];
-  static mlfab_vec two[2], many[4097];
+  static mlfab_vec many[4097];
   static const uint64_t counts[2] = {4, 4};
   static const struct row {
-    mlfab_vec first, second;
-    uint32_t kind, op, algorithm;
-    int dtype, code;
-    uint32_t n, reduces;
-    int32_t root;
     const char *text;
+    int code, dtype;
+    mlfab_vec first, second;
+    uint32_t kind, op, algorithm, n, reduces;
+    int32_t root;
   } rows[] = {
-#define GOOD {data + 2, 1}, {data, 2}
-#define SUM MLFAB_CALL_ALLREDUCE, MLFAB_OP_SUM, 0
-      {{data + 2, 3},
-       {data, 3},
-       SUM,
-       MLFAB_F64,
-       MLFAB_ERR_ARGUMENT,
-       2,
-       0,
-       0,
-       "buffers 1 and 0 overlap"},
-      {GOOD, SUM, 77, MLFAB_ERR_DTYPE, 2, 0, 0, "77 is not an element type"},
-      {GOOD, MLFAB_CALL_ALLREDUCE, 7, 0, MLFAB_F64, MLFAB_ERR_ARGUMENT, 2, 0, 0,
-       "7 is not an operation"},
-      {GOOD, MLFAB_CALL_ALLREDUCE, MLFAB_OP_MEAN, 0, MLFAB_I64, MLFAB_ERR_UNSUPPORTED, 2, 0, 0,
-       "MLFAB_OP_MEAN cannot be used with MLFAB_I64"},
-      {{NULL, 3},
-       {data, 2},
-       SUM,
-       MLFAB_F64,
-       MLFAB_ERR_ARGUMENT,
-       2,
-       0,
-       0,
-       "buffer 0 is NULL and has 3 elements"},
-      {{(uint8_t *)data + 20, 3},
-       {data, 2},
-       SUM,
-       MLFAB_F64,
-       MLFAB_ERR_ARGUMENT,
-       2,
-       0,
-       0,
-       "buffer 0 is not aligned"},
-      {{data + 2, 1u << 30},
-       {data, 2},
-       SUM,
-       MLFAB_F64,
-       MLFAB_ERR_LIMIT,
-       2,
-       0,
-       0,
-       "model_max_bytes"},
-      {{data + 2, UINT64_MAX},
-       {data, 2},
-       SUM,
-       MLFAB_F64,
-       MLFAB_ERR_LIMIT,
-       2,
-       0,
-       0,
-       "model_max_bytes"},
-      {{data + 2, 0}, {data, 0}, SUM, MLFAB_F64, MLFAB_ERR_ARGUMENT, 2, 0, 0, "no elements"},
-      {GOOD, SUM, MLFAB_F64, MLFAB_ERR_LIMIT, 4097, 0, 0, "4097 buffers, the limit is 4096"},
-      {GOOD, MLFAB_CALL_ALLREDUCE, 0, 9, MLFAB_F64, MLFAB_ERR_ARGUMENT, 2, 0, 0,
-       "9 is not an algorithm"},
-      {GOOD, MLFAB_CALL_BROADCAST, 0, MLFAB_ALGORITHM_PLANNED, MLFAB_F64, MLFAB_ERR_UNSUPPORTED, 2,
-       0, 0, "algorithm 5"},
-      {GOOD, SUM, MLFAB_F64, MLFAB_ERR_ARGUMENT, 2, 1, 0, "element_bytes is 0"},
-      {GOOD, MLFAB_CALL_BROADCAST, 0, 0, MLFAB_F64, MLFAB_ERR_RANK_RANGE, 2, 0, 2,
-       "root 2 is not one of 2 workers"},
-#undef GOOD
-#undef SUM
+      {"buffers 1 and 0 overlap", MLFAB_ERR_ARGUMENT, .first = {data + 2, 3}, .second = {data, 3}},
+      {"buffer 0 is NULL and has 3 elements", MLFAB_ERR_ARGUMENT, .first = {NULL, 3},
+       .second = {data, 2}},
+      {"buffer 0 is not aligned", MLFAB_ERR_ARGUMENT, .first = {(uint8_t *)data + 20, 3},
+       .second = {data, 2}},
+      {"model_max_bytes", MLFAB_ERR_LIMIT, .first = {data + 2, 1u << 30}, .second = {data, 2}},
+      {"model_max_bytes", MLFAB_ERR_LIMIT, .first = {data + 2, UINT64_MAX}, .second = {data, 2}},
+      {"no elements", MLFAB_ERR_ARGUMENT, .first = {data + 2, 0}, .second = {data, 0}},
+      {"77 is not an element type", MLFAB_ERR_DTYPE, .dtype = 77},
+      {"7 is not an operation", MLFAB_ERR_ARGUMENT, .op = 7},
+      {"MLFAB_OP_MEAN cannot be used with MLFAB_I64", MLFAB_ERR_UNSUPPORTED, .dtype = MLFAB_I64,
+       .op = MLFAB_OP_MEAN},
+      {"4097 buffers, the limit is 4096", MLFAB_ERR_LIMIT, .n = 4097},
+      {"9 is not an algorithm", MLFAB_ERR_ARGUMENT, .algorithm = 9},
+      {"algorithm 5", MLFAB_ERR_UNSUPPORTED, .kind = BROADCAST, .algorithm = 5},
+      {"element_bytes is 0", MLFAB_ERR_ARGUMENT, .reduces = 1},
+      {"root 2 is not one of 2 workers", MLFAB_ERR_RANK_RANGE, .kind = BROADCAST, .root = 2},
   };
   (void)state;
   begin_world(2, seed_of(5));
@@ -958,17 +894,18 @@ static void test_arguments(void **state) {
                                       .op = row->op,
                                       .algorithm = row->algorithm,
                                       .reduce = row->reduces ? compose : NULL};
+    const mlfab_vec apart[2] = {{data + 2, 1}, {data, 2}}, given[2] = {row->first, row->second};
     mlfab_request request;
     mlfab_error error;
-    two[0] = row->first;
-    two[1] = row->second;
     int code = mlfab_node_submit(crowd.nodes[0].node,
                                  &(mlfab_call){.size = sizeof(mlfab_call),
-                                               .kind = row->kind,
+                                               .kind = row->kind ? row->kind : MLFAB_CALL_ALLREDUCE,
                                                .options = &options,
-                                               .vecs = row->n > 2 ? many : two,
-                                               .n = row->n,
-                                               .dtype = row->dtype,
+                                               .vecs = row->n             ? many
+                                                       : row->second.data ? given
+                                                                          : apart,
+                                               .n = row->n ? row->n : 2,
+                                               .dtype = row->dtype ? row->dtype : MLFAB_F64,
                                                .data = data,
                                                .count = 8,
                                                .root = row->root,

@@ -188,7 +188,6 @@ static void frame(node *n, uint32_t worker, uint8_t type, uint32_t bytes, const 
 }
 
 static node *node_open(const setting *s) {
-  uint8_t table[TENSORS * MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
   node *n = calloc(1, sizeof *n);
   assert_non_null(n);
   seam_init(&n->s, W);
@@ -198,14 +197,10 @@ static node *node_open(const setting *s) {
   n->s.config.on_update = s->on_update;
   n->s.config.change_filter = s->change_filter;
   n->define = s->define;
-  (void)seam_define; /* for models of one tensor */
   for (uint32_t w = 0; w < W; w++) n->s.peers[w].caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_CHECKED;
   n->s.peers[1].caps |= MLFAB_CAP_LOCAL;
   seam_open(&n->s);
-  for (uint32_t i = 0; i < s->define.tensors; i++)
-    mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &s->tensors[i]);
-  frame(n, 0, MLFAB__DEFINE, mlfab__encode_define(n->s.meta, &s->define), table,
-        s->define.tensors * MLFAB__TENSOR_INFO_BYTES);
+  seam_define_all(&n->s, 0, &s->define, s->tensors);
   assert_int_equal(seam_defined(&n->s, 0), 0);
   assert_int_equal(mlfab__env_init(&n->env, NULL), 0);
   assert_int_equal(mlfab__layout_build(&n->env, s->tensors, s->define.tensors,
@@ -424,12 +419,10 @@ static void random_setting(mlfab__rng *prng, setting *s) {
                                    MLFAB_OPTIMIZER_MOMENTUM, MLFAB_OPTIMIZER_ADAM,
                                    MLFAB_OPTIMIZER_ADADELAY};
   memset(s, 0, sizeof *s);
+  s->define = seam_model(MLFAB_SYNC_ASYNC, 0);
   s->define.options.optimizer = rules[mlfab__rng_below(prng, 5)];
-  s->define.options.gamma = 0.9, s->define.options.adadelay_c = 1.0, s->define.options.beta1 = 0.9,
-  s->define.options.beta2 = 0.999, s->define.options.epsilon = 1e-8;
   s->define.options.slices = (uint32_t)mlfab__rng_below(prng, 6);
-  s->define.options.consistency.kind =
-      mlfab__rng_below(prng, 3) == 0 ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  if (mlfab__rng_below(prng, 3) == 0) s->define.options.consistency.kind = MLFAB_SYNC_BSP;
   s->define.tensors = 1 + (uint32_t)mlfab__rng_below(prng, TENSORS);
   int whole = s->define.options.optimizer == MLFAB_OPTIMIZER_SGD;
   for (uint32_t i = 0; i < s->define.tensors; i++) {
@@ -511,12 +504,7 @@ static void test_broken_links(void **state) {
         push_dense(n, w, &u, eager);
       }
       pushed++;
-      uint64_t from = 0;
-      for (uint32_t k = 0; k < u.shape.n; k++) {
-        shape one = {{u.shape.segments[k]}, 1, u.shape.segments[k].bytes};
-        literal_add(layout, &one, sum + one.segments[0].offset, u.update.dense + from, u.scale, 0);
-        from += one.bytes;
-      }
+      literal_apply(layout, &u.shape, sum, u.update.dense, u.scale);
     }
     drain(n, &prng);
     same(layout, node_read(n), sum);
@@ -796,15 +784,12 @@ static void test_filter(void **state) {
     mlfab__rng prng;
     setting s;
     mlfab__optimizer rule;
-    mlfab_model_options options;
+    mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
     mlfab__rng_seed(&prng, base_seed + 3000 + round);
     random_setting(&prng, &s);
     s.on_update = NULL;
     s.define.options.optimizer =
         mlfab__rng_below(&prng, 2) ? MLFAB_OPTIMIZER_SGD : MLFAB_OPTIMIZER_MOMENTUM;
-    s.define.options.gamma = 0.9, s.define.options.adadelay_c = 1.0, s.define.options.beta1 = 0.9,
-    s.define.options.beta2 = 0.999, s.define.options.epsilon = 1e-8;
-    s.define.options.gamma = 0.5;
     for (uint32_t i = 0; i < s.define.tensors; i++)
       s.tensors[i].dtype = mlfab__rng_below(&prng, 2) ? MLFAB_F32 : MLFAB_F64;
     s.define.options.change_threshold = mlfab__rng_below(&prng, 4) ? 0.2 : 0.0;
@@ -813,11 +798,7 @@ static void test_filter(void **state) {
     s.define.options.tags = mlfab__rng_below(&prng, 2) ? 16 : 0;
     node *n = node_open(&s);
     const mlfab__layout *layout = &n->layout;
-    memset(&options, 0, sizeof options);
-    options.size = sizeof options;
     options.optimizer = s.define.options.optimizer;
-    options.gamma = 0.9, options.adadelay_c = 1.0, options.beta1 = 0.9, options.beta2 = 0.999,
-    options.epsilon = 1e-8;
     options.gamma = s.define.options.gamma;
     assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
     memset(s0, 0, sizeof s0);
@@ -866,10 +847,8 @@ static void assert_refused(const char *said, const char *text) {
 
 static void fixed_setting(setting *s, uint32_t rule) {
   memset(s, 0, sizeof *s);
+  s->define = seam_model(MLFAB_SYNC_ASYNC, 4);
   s->define.options.optimizer = rule;
-  s->define.options.gamma = 0.9, s->define.options.adadelay_c = 1.0, s->define.options.beta1 = 0.9,
-  s->define.options.beta2 = 0.999, s->define.options.epsilon = 1e-8;
-  s->define.options.slices = 4;
   s->define.tensors = 2;
   s->define.options.tags = 4;
   s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
@@ -879,34 +858,41 @@ static void fixed_setting(setting *s, uint32_t rule) {
   s->eager_bytes = 65536;
 }
 
-/* Sends two packets of 8 elements, at `first` and `second` in the model, of an update of [from, to).
- * Returns the text of the drop, or "". */
-static const char *say_packets(node *n, uint64_t from, uint64_t to, uint64_t first, uint64_t second,
-                               int dtype, uint32_t flags, uint32_t less, uint32_t eager_less) {
+/* Two packets of 8 elements at `first` and `second` in the model, of an update of [from, to). The last `less`
+ * bytes are missing; or what comes ahead ends `less_ahead` bytes before the end of the first packet. */
+typedef struct two_packets {
+  const char *text; /* of the refusal */
+  uint64_t from, to, first, second;
+  int dtype;
+  uint32_t less, less_ahead;
+} two_packets;
+
+/* Sends them. Returns the text of the drop, or "". */
+static const char *say_packets(node *n, const two_packets *two) {
   static change u;
   static double values[8];
-  mlfab__packet_shape piece = {first, dtype, 0, 0, 8};
+  mlfab__packet_shape piece = {two->first, two->dtype, 0, 0, 8};
   memset(&u, 0, sizeof u);
   u.scale = 1.0;
-  u.shape = (shape){{{from, to - from}}, 1, to - from};
+  u.shape = (shape){{{two->from, two->to - two->from}}, 1, two->to - two->from};
   sending *s = begin(n, 0);
   uint32_t bytes = mlfab__packet_dense(s->data, &piece, values);
-  piece.offset = second;
+  piece.offset = two->second;
   bytes += mlfab__packet_dense(s->data + bytes, &piece, values);
   s->bytes = bytes;
   n->s.drops = 0;
   n->s.said[0] = 0;
-  if (eager_less > 0) {
+  if (two->less_ahead > 0) {
     static uint8_t ahead[1024] __attribute__((aligned(8)));
-    mlfab__chunk chunk = {s->seq, bytes / 2 - eager_less, n->s.peers[0].ack.generation};
+    mlfab__chunk chunk = {s->seq, bytes / 2 - two->less_ahead, n->s.peers[0].ack.generation};
     memcpy(ahead, s->data, bytes);
-    announce(n, s, &u, flags, bytes / 2 - eager_less);
+    announce(n, s, &u, MLFAB__PUSH_PACKED, bytes / 2 - two->less_ahead);
     if (n->s.drops == 0)
       frame(n, 0, MLFAB__CHUNK, mlfab__encode_chunk(n->s.meta, &chunk), ahead + chunk.offset,
             bytes - (uint32_t)chunk.offset);
   } else {
-    s->bytes -= less;
-    announce(n, s, &u, flags, bytes - less);
+    s->bytes -= two->less;
+    announce(n, s, &u, MLFAB__PUSH_PACKED, bytes - two->less);
   }
   s->used = 0;
   seam_lost(&n->s, 0);
@@ -920,27 +906,25 @@ static void test_refused_packets(void **state) {
   (void)state;
   fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
   node *n = node_open(&s);
-  uint64_t slice = n->layout.slices[0].bytes, tensor = 16000;
+  const uint64_t slice = n->layout.slices[0].bytes, tensor = 16000;
+  const char *const disorder = "packets out of order, or overlapping";
+  const char *const outside = "a packet outside the stretches that were announced";
+  const char *const cut_off = "a packet that is malformed, or cut by the end of its frame";
+  const two_packets rows[] = {
+      {"", 0, 32000, 0, 32, MLFAB_F32, 0, 0},
+      {disorder, 0, 32000, 32, 0, MLFAB_F32, 0, 0},
+      {disorder, 0, 32000, 0, 28, MLFAB_F32, 0, 0},
+      {outside, 64, 640, 64, 632, MLFAB_F32, 0, 0},
+      {outside, 64, 640, 32, 128, MLFAB_F32, 0, 0},
+      {"a packet of another type than its tensor", 0, 32000, 0, 64, MLFAB_F64, 0, 0},
+      {"a packet that is not of one tensor", 0, 32000, 0, tensor - 16, MLFAB_F32, 0, 0},
+      {"a packet that is not of one slice", 0, 32000, 0, slice - 16, MLFAB_F32, 0, 0},
+      {cut_off, 0, 32000, 0, 32, MLFAB_F32, 8, 0},
+      {cut_off, 0, 32000, 0, 32, MLFAB_F32, 0, 8},
+  };
   memcpy(before, node_read(n), sizeof before);
-  assert_refused(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0), "");
-  assert_refused(say_packets(n, 0, 32000, 32, 0, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "packets out of order, or overlapping");
-  assert_refused(say_packets(n, 0, 32000, 0, 28, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "packets out of order, or overlapping");
-  assert_refused(say_packets(n, 64, 640, 64, 632, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "a packet outside the stretches that were announced");
-  assert_refused(say_packets(n, 64, 640, 32, 128, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "a packet outside the stretches that were announced");
-  assert_refused(say_packets(n, 0, 32000, 0, 64, MLFAB_F64, MLFAB__PUSH_PACKED, 0, 0),
-                 "a packet of another type than its tensor");
-  assert_refused(say_packets(n, 0, 32000, 0, tensor - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "a packet that is not of one tensor");
-  assert_refused(say_packets(n, 0, 32000, 0, slice - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
-                 "a packet that is not of one slice");
-  assert_refused(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 8, 0),
-                 "a packet that is malformed, or cut by the end of its frame");
-  assert_refused(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 8),
-                 "a packet that is malformed, or cut by the end of its frame");
+  for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    assert_refused(say_packets(n, &rows[i]), rows[i].text);
   assert_memory_equal(before, node_read(n), 32000);
   node_close(n);
 }

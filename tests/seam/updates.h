@@ -7,6 +7,7 @@
 #include "core/kernels/kernels.h"
 #include "core/kernels/packet.h"
 #include "core/model/layout.h"
+#include "tests/unit/scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,6 +17,14 @@
 #include <cmocka.h>
 
 enum { UPDATE_SEGMENTS = 8 };
+
+/* The seeds of a random test: as many as usual, or the one of MLFAB_SEED. */
+static uint64_t first_seed, last_seed;
+
+static inline void seeds(double usual) {
+  first_seed = test_number("MLFAB_SEED", 1);
+  last_seed = test_seed() ? first_seed : test_cases(usual);
+}
 
 /* Segments of the model, one after another. */
 typedef struct shape {
@@ -177,6 +186,17 @@ static inline void literal_add(const mlfab__layout *layout, const shape *s, uint
       }
       at += mlfab__dtype_bytes(dtype);
     }
+  }
+}
+
+/* Adds w * u to the stretches of the model that u changes. */
+static inline void literal_apply(const mlfab__layout *layout, const shape *s, uint8_t *model,
+                                 const uint8_t *u, double w) {
+  uint64_t from = 0;
+  for (uint32_t k = 0; k < s->n; k++) {
+    const shape one = {{s->segments[k]}, 1, s->segments[k].bytes};
+    literal_add(layout, &one, model + one.segments[0].offset, u + from, w, 0);
+    from += one.bytes;
   }
 }
 

@@ -7,132 +7,162 @@
 
 enum { COUNT = 20000, WORKERS = 3 };
 
-static void (*logs)(void *user, int level, const char *line); /* of servers; or NULL */
-static uint32_t log_level = MLFAB_LOG_WARN;
-static uint32_t history; /* of the configuration of servers */
-static uint64_t commits; /* likewise */
-static const char *directory = "/disk";
-static uint64_t life; /* fabrics with other numbers draw other numbers */
+/* A scene has one disk and one model, and opens one fabric after the other. */
+static memory_disk *disk, *other; /* other: of one server only, in some scenes */
+static mlfab_model_options model;
+static world w;
+static mlfab_env envs[WORLD_NODES];
+static float moved[COUNT], before[COUNT], after[COUNT];
 
-typedef struct fabric {
-  world w;
-  mlfab_env env[WORLD_NODES];
-  float moved[COUNT];
-} fabric;
+/* How a fabric differs from the usual one. */
+typedef struct shape {
+  uint32_t workers, servers;
+  uint32_t founding,
+      absent; /* servers at the beginning, 0: all; a node that never comes, 0: none */
+  int copies; /* the server has a replica, and the scheduler is a process */
+  uint32_t scheduler, history;
+  uint64_t commits;      /* as checkpoint_commits, of servers */
+  uint64_t life;         /* fabrics with other numbers draw other numbers */
+  memory_disk *last;     /* the last server's, if it has not the same as the others */
+  const char *directory; /* NULL: that of the disk */
+  void (*log)(void *user, int level, const char *line); /* of servers; or NULL */
+  uint32_t log_level;
+} shape;
+#define OPEN(...) open_fabric(&(const shape){__VA_ARGS__})
 
-/* Opens a fabric; server s has the files of disks[s]. */
-static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *const *disks,
-                              uint32_t scheduler) {
-  fabric *f = calloc(1, sizeof *f);
-  world *w = &f->w;
-  world_init(w, workers, servers, 1);
-  w->config.timeout_ns = 20ull * WORLD_S;
-  w->config.scheduler = scheduler;
-  if (scheduler) w->config.eager_bytes = 4096; /* pushes are planned */
-  w->config.heartbeat_ns = 100 * WORLD_MS;
-  w->config.chunk_bytes = 4096;
-  w->config.block_bytes = 8192;
-  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "%s", directory);
-  world_network(w, 1);
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    mlfab_config c = world_config(w, i);
-    f->env[i].size = sizeof f->env[i];
-    f->env[i].files = i < workers ? NULL : &disks[i - workers]->table;
-    f->env[i].log = i < workers ? NULL : logs;
-    f->env[i].log_level = logs ? log_level : 0;
-    c.history = history;
-    c.checkpoint_commits = i < workers ? 0 : commits;
-    c.seed = life;
-    c.env = &f->env[i];
-    sim_open(w->sim, i, &c, &w->node[i]);
+static void open_node(const shape *s, uint32_t i) {
+  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
+                                   MLFAB_ROLE_SCHEDULER};
+  mlfab_config c = world_config(&w, s->copies && i > 0 ? 1 : i);
+  envs[i] = (mlfab_env){.size = sizeof envs[i], .log_level = s->log_level};
+  if (i >= s->workers) {
+    envs[i].files = &(s->last && i + 1 == w.nodes ? s->last : disk)->table;
+    envs[i].log = s->log;
+    c.checkpoint_commits = s->commits;
   }
-  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
-  for (uint32_t i = 0; i < workers; i++)
-    OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
-  return f;
+  c.env = &envs[i];
+  c.history = s->history;
+  c.seed = s->life;
+  if (s->founding) {
+    c.servers = s->founding;
+    c.servers_max = s->servers;
+  }
+  if (s->copies) {
+    c.roles = roles[i];
+    c.replicas = 1;
+    c.scheduler = MLFAB_SCHEDULER_OWN;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
+  }
+  sim_open(w.sim, i, &c, &w.node[i]);
 }
 
-static fabric *fabric_open(uint32_t workers, uint32_t servers, memory_disk *const *disks) {
-  return fabric_open_as(workers, servers, disks, MLFAB_SCHEDULER_NONE);
+static void open_fabric(const shape *s) {
+  world_init(&w, s->workers, s->servers, 1);
+  if (s->copies) w.nodes = 4;
+  w.config.timeout_ns = 20ull * WORLD_S;
+  w.config.scheduler = s->scheduler;
+  if (s->scheduler) w.config.eager_bytes = 4096; /* pushes are planned */
+  w.config.heartbeat_ns = 100 * WORLD_MS;
+  w.config.chunk_bytes = 4096;
+  w.config.block_bytes = 8192;
+  snprintf(w.config.checkpoint_dir, sizeof w.config.checkpoint_dir, "%s",
+           s->directory ? s->directory : "/disk");
+  world_network(&w, 1);
+  for (uint32_t i = 0; i < w.nodes; i++)
+    if (i == 0 || i != s->absent) open_node(s, i);
+  for (uint32_t i = 0; i < w.nodes; i++)
+    if (i == 0 || i != s->absent) world_await(&w, i);
+  for (uint32_t i = 0; i < s->workers; i++)
+    OK(w.node[i], mlfab_tensor_add(w.node[i], 1, MLFAB_F32, COUNT));
 }
 
-static void fabric_close(fabric *f) {
-  world_close(&f->w);
-  free(f);
+static void start_from(const char *dir) {
+  for (int i = 0; i < COUNT; i++) moved[i] = (float)i;
+  mlfab_buf buf = {1, 0, moved, COUNT};
+  if (dir) OK(w.node[0], mlfab_restore(w.node[0], dir));
+  for (uint32_t i = 0; i < w.workers; i++)
+    OK(w.node[i], mlfab_model_start(w.node[i], &model, &buf, 1));
 }
 
-static mlfab_model_options options_of(uint32_t sync) {
-  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
-  o.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
-  o.gamma = 0.5;
-  o.sync = sync;
-  return o;
+static void start_new(void) { start_from(NULL); }
+static void start_restored(void) { start_from("/disk"); }
+
+/* A checkpoint is to be restored, and cannot be, for this reason. */
+static void refuse_to_start(const char *reason) {
+  OK(w.node[0], mlfab_restore(w.node[0], "/disk"));
+  EXPECT(w.node[0], mlfab_model_start(w.node[0], &model, NULL, 0), MLFAB_ERR_CHECKPOINT);
+  assert_non_null(strstr(last_text(w.node[0]), reason));
 }
 
-static void fabric_model(fabric *f, const mlfab_model_options *o, const char *resume) {
-  for (int i = 0; i < COUNT; i++) f->moved[i] = (float)i;
-  mlfab_buf buf = {1, 0, f->moved, COUNT};
-  if (resume) OK(f->w.node[0], mlfab_restore(f->w.node[0], resume));
-  for (uint32_t i = 0; i < f->w.workers; i++)
-    OK(f->w.node[i], mlfab_model_start(f->w.node[i], o, &buf, 1));
-}
-
-static void fabric_push(fabric *f, uint32_t worker, uint64_t iteration) {
+static void push(uint32_t worker, uint64_t iteration) {
   float u[COUNT];
   for (int i = 0; i < COUNT; i++)
     u[i] = (float)(((uint32_t)i + 3 * worker + (uint32_t)iteration) % 8);
   mlfab_buf buf = {1, 0, u, COUNT};
   mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
   o.iteration = iteration + 1;
-  OK(f->w.node[worker], mlfab_push(f->w.node[worker], &buf, 1, &o, NULL));
+  OK(w.node[worker], mlfab_push(w.node[worker], &buf, 1, &o, NULL));
 }
 
-static void fabric_pull(fabric *f, uint32_t worker) {
-  mlfab_buf buf = {1, 0, f->moved, COUNT};
-  OK(f->w.node[worker], mlfab_pull(f->w.node[worker], &buf, 1, NULL, NULL));
+/* All workers' updates of the iterations `from` to `to` - 1. */
+static void push_all(uint64_t from, uint64_t to) {
+  for (uint64_t i = from; i < to; i++)
+    for (uint32_t worker = 0; worker < w.workers; worker++) push(worker, i);
 }
 
-static uint64_t fabric_save(fabric *f, uint32_t worker, int wanted) {
+static void pull(uint32_t worker) {
+  mlfab_buf buf = {1, 0, moved, COUNT};
+  OK(w.node[worker], mlfab_pull(w.node[worker], &buf, 1, NULL, NULL));
+}
+
+static void pull_and_keep(uint32_t worker, float *kept) {
+  pull(worker);
+  memcpy(kept, moved, sizeof moved);
+}
+
+static void pull_the_same(uint32_t worker, const float *kept) {
+  pull(worker);
+  assert_memory_equal(moved, kept, sizeof moved);
+}
+
+/* A checkpoint of so many servers. Returns its number. */
+static uint64_t save_of(uint32_t servers, uint32_t worker) {
   mlfab_checkpoint_info info = {.size = sizeof info};
-  EXPECT(f->w.node[worker], mlfab_checkpoint(f->w.node[worker], NULL, &info), wanted);
-  if (!wanted) assert_int_equal(info.servers, f->w.servers);
+  OK(w.node[worker], mlfab_checkpoint(w.node[worker], NULL, &info));
+  assert_int_equal(info.servers, servers);
   return info.number;
 }
 
-/* A worker, a server, its replica, and the scheduler. */
-static fabric *fabric_open_copies(memory_disk *d) {
-  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
-                                   MLFAB_ROLE_SCHEDULER};
-  fabric *f = calloc(1, sizeof *f);
-  world *w = &f->w;
-  world_init(w, 1, 1, 1);
-  w->nodes = 4;
-  w->config.timeout_ns = 20ull * WORLD_S;
-  w->config.heartbeat_ns = 100 * WORLD_MS;
-  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
-  world_network(w, 1);
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    mlfab_config c = world_config(w, i < 1 ? i : 1);
-    f->env[i].size = sizeof f->env[i];
-    f->env[i].files = i < 1 ? NULL : &d->table;
-    c.env = &f->env[i];
-    c.seed = life;
-    c.roles = roles[i];
-    c.replicas = 1;
-    c.scheduler = MLFAB_SCHEDULER_OWN;
-    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
-    sim_open(w->sim, i, &c, &w->node[i]);
-  }
-  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
-  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT));
-  return f;
+static uint64_t save(uint32_t worker) { return save_of(w.servers, worker); }
+
+static void fail_to_save(int code) {
+  EXPECT(w.node[0], mlfab_checkpoint(w.node[0], NULL, NULL), code);
 }
 
-static uint64_t number_of(fabric *f) {
+/* The checkpoint that was restored; 0: none. */
+static uint64_t restored(void) {
   mlfab_checkpoint_info info = {.size = sizeof info};
-  OK(f->w.node[0], mlfab_restored(f->w.node[0], &info));
+  OK(w.node[0], mlfab_restored(w.node[0], &info));
   return info.number;
 }
+
+/* Worker 0's last error names this server, and has these words. */
+static void blames(int32_t server, const char *words) {
+  mlfab_error error;
+  mlfab_last_error(w.node[0], &error);
+  assert_int_equal(error.rank, server);
+  assert_int_equal(error.is_server, 1);
+  if (!strstr(error.text, words)) fail_msg("'%s' has no '%s'", error.text, words);
+}
+
+static void move_slices(uint32_t worker, const uint32_t *servers, uint32_t n) {
+  OK(w.node[worker], mlfab_set_servers(w.node[worker], servers, n, 0));
+}
+
+static void rest(uint64_t ns) { mlfab_sim_run(w.sim, ns); }
+static void close_fabric(void) { world_close(&w); }
+
+/* --- files --- */
 
 static memory_disk *disk_new(void) {
   memory_disk *d = calloc(1, sizeof *d);
@@ -140,191 +170,154 @@ static memory_disk *disk_new(void) {
   return d;
 }
 
-static void disk_drop(memory_disk *d) {
-  disk_free(d);
-  free(d);
+static void disk_drop(memory_disk **d) {
+  if (*d) disk_free(*d);
+  free(*d);
+  *d = NULL;
 }
 
-/* Rounds 0 to 2, and of round 3 the updates of workers 1 and 2. */
-static void to_round_3(fabric *f) {
-  for (uint64_t r = 0; r < 3; r++)
-    for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, r);
-  for (uint32_t i = 1; i < WORKERS; i++) fabric_push(f, i, 3);
+static int set_up(void **state) {
+  (void)state;
+  disk = disk_new();
+  model = (mlfab_model_options)MLFAB_MODEL_OPTIONS_INIT;
+  model.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  model.gamma = 0.5;
+  model.sync = MLFAB_SYNC_ASYNC;
+  return 0;
 }
+
+static int tear_down(void **state) {
+  (void)state;
+  disk_drop(&disk);
+  disk_drop(&other);
+  return 0;
+}
+
+/* The disk has so many files whose names contain this. */
+static void has(int n, const char *name) { assert_int_equal(disk_count(disk, name), n); }
+
+/* One more name, as if an attempt with this number had left it: the bytes are those of `from`. */
+static void leave(const char *from, const char *name) {
+  char paths[2][64];
+  snprintf(paths[0], sizeof paths[0], "/disk/checkpoint-%s", from);
+  snprintf(paths[1], sizeof paths[1], "/disk/checkpoint-%s", name);
+  disk_link(disk, paths[0], paths[1]);
+}
+
+/* --- scenes --- */
 
 /* A round goes on where it was: the updates that were in it count, and only
  * worker 0's is still awaited. */
 static void test_servers(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_BSP);
-  memory_disk *d = disk_new();
-  memory_disk *same[4] = {d, d, d, d};
-  fabric *f = fabric_open(WORKERS, 2, same);
-  fabric_model(f, &o, NULL);
-  to_round_3(f);
-  fabric_pull(f, 0);
-  float *before = malloc(sizeof f->moved), *after = malloc(sizeof f->moved);
-  memcpy(before, f->moved, sizeof f->moved);
-  assert_int_equal(fabric_save(f, 2, 0), 1);
-  assert_int_equal(disk_count(d, "-of-2.shard"), 2);
-  fabric_push(f, 0, 3);
-  fabric_pull(f, 1);
-  for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, 4);
-  fabric_pull(f, 0);
-  memcpy(after, f->moved, sizeof f->moved);
-  fabric_close(f);
+  model.sync = MLFAB_SYNC_BSP;
+  OPEN(.workers = WORKERS, .servers = 2);
+  start_new();
+  push_all(0, 3);
+  for (uint32_t i = 1; i < WORKERS; i++) push(i, 3);
+  pull_and_keep(0, before);
+  assert_int_equal(save(2), 1);
+  has(2, "-of-2.shard");
+  push(0, 3);
+  pull(1);
+  push_all(4, 5);
+  pull_and_keep(0, after);
+  close_fabric();
   for (uint32_t servers = 1; servers <= 4; servers++) {
-    f = fabric_open(WORKERS, servers, same);
-    fabric_model(f, &o, "/disk");
+    OPEN(.workers = WORKERS, .servers = servers);
+    start_restored();
     for (uint32_t s = 0; s < servers; s++)
-      assert_true(world_saw(&f->w, MLFAB_EVENT_RESTORED, (int32_t)s, 1));
-    fabric_pull(f, 0);
-    assert_memory_equal(f->moved, before, sizeof f->moved);
-    fabric_push(f, 0, 3); /* completes round 3 */
-    for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, 4);
-    fabric_pull(f, 0);
-    assert_memory_equal(f->moved, after, sizeof f->moved);
+      assert_true(world_saw(&w, MLFAB_EVENT_RESTORED, (int32_t)s, 1));
+    pull_the_same(0, before);
+    push(0, 3); /* completes round 3 */
+    push_all(4, 5);
+    pull_the_same(0, after);
     /* And a checkpoint of that. */
-    fabric_save(f, 1, 0);
-    fabric_close(f);
-    for (uint32_t other = 1; other <= 3; other += 2) {
-      f = fabric_open(WORKERS, other, same);
-      fabric_model(f, &o, "/disk");
-      fabric_pull(f, 1);
-      assert_memory_equal(f->moved, after, sizeof f->moved);
-      fabric_close(f);
+    save(1);
+    close_fabric();
+    for (uint32_t others = 1; others <= 3; others += 2) {
+      OPEN(.workers = WORKERS, .servers = others);
+      start_restored();
+      pull_the_same(1, after);
+      close_fabric();
     }
     /* The first one is the only one again. */
     for (int i = 0; i < DISK_FILES; i++)
-      if (!strstr(d->now[i].path, "-00000001")) d->now[i].path[0] = 0;
+      if (!strstr(disk->now[i].path, "-00000001")) disk->now[i].path[0] = 0;
   }
-  free(before);
-  free(after);
-  disk_drop(d);
 }
 
 /* Fewer and more workers; slices that have moved. */
 static void test_shapes(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_SSP);
-  memory_disk *d = disk_new();
-  memory_disk *same[3] = {d, d, d};
   const uint32_t second = 1, both[] = {0, 1};
-  fabric *f = fabric_open(2, 2, same);
-  fabric_model(f, &o, NULL);
-  for (uint64_t r = 0; r < 3; r++)
-    for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, r);
-  OK(f->w.node[0], mlfab_set_servers(f->w.node[0], &second, 1, 0));
-  fabric_pull(f, 0);
-  float *before = malloc(sizeof f->moved);
-  memcpy(before, f->moved, sizeof f->moved);
-  fabric_save(f, 0, 0);
-  fabric_close(f);
+  model.sync = MLFAB_SYNC_SSP;
+  OPEN(.workers = 2, .servers = 2);
+  start_new();
+  push_all(0, 3);
+  move_slices(0, &second, 1);
+  pull_and_keep(0, before);
+  save(0);
+  close_fabric();
   for (uint32_t workers = 1; workers <= 3; workers++) {
-    f = fabric_open(workers, 2, same);
-    fabric_model(f, &o, "/disk");
-    for (uint32_t i = 0; i < workers; i++) {
-      fabric_pull(f, i);
-      assert_memory_equal(f->moved, before, sizeof f->moved);
-    }
+    OPEN(.workers = workers, .servers = 2);
+    start_restored();
+    for (uint32_t i = 0; i < workers; i++) pull_the_same(i, before);
     /* Slices move on. */
-    OK(f->w.node[0], mlfab_set_servers(f->w.node[0], &second, 1, 0));
-    for (uint32_t i = 0; i < workers; i++) fabric_push(f, i, 2 + workers);
-    OK(f->w.node[0], mlfab_set_servers(f->w.node[0], both, 2, 0));
-    fabric_pull(f, 0);
-    memcpy(before, f->moved, sizeof f->moved);
-    fabric_save(f, workers - 1, 0);
-    fabric_close(f);
+    move_slices(0, &second, 1);
+    push_all(2 + workers, 3 + workers);
+    move_slices(0, both, 2);
+    pull_and_keep(0, before);
+    save(workers - 1);
+    close_fabric();
   }
-  free(before);
-  disk_drop(d);
 }
 
 /* A server that joins and has no slices takes no part; with slices it does; and the numbers of those that take part may
  * have gaps. */
 static void test_servers_that_join(void **state) {
   (void)state;
-  mlfab_model_options o = options_of(MLFAB_SYNC_BSP);
-  o.slices = 4;
-  memory_disk *d = disk_new();
-  memory_disk *same[4] = {d, d, d, d};
-  mlfab_checkpoint_info info = {.size = sizeof info};
-  uint32_t to[] = {0, 3};
-  fabric *f = calloc(1, sizeof *f);
-  world *w = &f->w;
-  world_init(w, 2, 4, 1);
-  w->config.timeout_ns = 20ull * WORLD_S;
-  w->config.heartbeat_ns = 100 * WORLD_MS;
-  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
-  world_network(w, 1);
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    mlfab_config c = world_config(w, i);
-    c.servers = 2;
-    c.servers_max = 4;
-    f->env[i].size = sizeof f->env[i];
-    f->env[i].files = i < 2 ? NULL : &same[i - 2]->table;
-    c.env = &f->env[i];
-    if (i != 4) sim_open(w->sim, i, &c, &w->node[i]); /* server 2 never comes */
-  }
-  for (uint32_t i = 0; i < w->nodes; i++)
-    if (i != 4) world_await(w, i);
-  for (uint32_t i = 0; i < 2; i++)
-    OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
-  fabric_model(f, &o, NULL);
-  for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, 0);
-  OK(w->node[0], mlfab_checkpoint(w->node[0], NULL, &info));
-  assert_int_equal(info.servers, 2);
-  OK(w->node[1], mlfab_set_servers(w->node[1], to, 2, 0));
-  for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, 1);
-  OK(w->node[0], mlfab_checkpoint(w->node[0], NULL, &info));
-  assert_int_equal(info.servers, 3); /* 0, 1, 3 */
-  assert_int_equal(disk_count(d, "-of-3.shard"), 3);
-  fabric_pull(f, 0);
-  float *before = malloc(sizeof f->moved);
-  memcpy(before, f->moved, sizeof f->moved);
-  fabric_close(f);
-  f = fabric_open(2, 2, same);
-  fabric_model(f, &o, "/disk");
-  fabric_pull(f, 1);
-  assert_memory_equal(f->moved, before, sizeof f->moved);
-  fabric_close(f);
-  free(before);
-  disk_drop(d);
+  const uint32_t to[] = {0, 3};
+  model.sync = MLFAB_SYNC_BSP;
+  model.slices = 4;
+  OPEN(.workers = 2, .servers = 4, .founding = 2, .absent = 4); /* server 2 never comes */
+  start_new();
+  push_all(0, 1);
+  save_of(2, 0);
+  move_slices(1, to, 2);
+  push_all(1, 2);
+  save_of(3, 0); /* 0, 1, 3 */
+  has(3, "-of-3.shard");
+  pull_and_keep(0, before);
+  close_fabric();
+  OPEN(.workers = 2, .servers = 2);
+  start_restored();
+  pull_the_same(1, before);
+  close_fabric();
 }
 
 /* With a scheduler, and with versions tags: what a restored model sends is what
  * the caches lack. */
 static void test_scheduled(void **state) {
   (void)state;
-  mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  o.tags = 64;
-  memory_disk *d = disk_new();
-  memory_disk *same[2] = {d, d};
-  fabric *f = fabric_open_as(3, 2, same, MLFAB_SCHEDULER_BESIDE);
-  fabric_model(f, &o, NULL);
-  for (uint64_t r = 0; r < 3; r++)
-    for (uint32_t i = 0; i < 3; i++) fabric_push(f, i, r);
-  fabric_save(f, 1, 0);
-  fabric_pull(f, 0);
-  float *before = malloc(sizeof f->moved), *after = malloc(sizeof f->moved);
-  memcpy(before, f->moved, sizeof f->moved);
-  for (uint32_t i = 0; i < 3; i++) fabric_push(f, i, 3);
-  fabric_pull(f, 0);
-  memcpy(after, f->moved, sizeof f->moved);
-  fabric_close(f);
-  f = fabric_open_as(3, 2, same, MLFAB_SCHEDULER_BESIDE);
-  fabric_model(f, &o, "/disk");
-  fabric_pull(f, 2);
-  assert_memory_equal(f->moved, before, sizeof f->moved);
+  model.tags = 64;
+  OPEN(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
+  start_new();
+  push_all(0, 3);
+  save(1);
+  pull_and_keep(0, before);
+  push_all(3, 4);
+  pull_and_keep(0, after);
+  close_fabric();
+  OPEN(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
+  start_restored();
+  pull_the_same(2, before);
   for (uint32_t i = 0; i < 3; i++) {
-    fabric_push(f, i, 3);
-    fabric_pull(f, i);
+    push(i, 3);
+    pull(i);
   }
-  assert_memory_equal(f->moved, after, sizeof f->moved);
-  fabric_close(f);
-  free(before);
-  free(after);
-  disk_drop(d);
+  assert_memory_equal(moved, after, sizeof moved);
+  close_fabric();
 }
 
 /* Connections break at any frame, and their last frames are lost or repeated:
@@ -332,22 +325,20 @@ static void test_scheduled(void **state) {
 static int whole; /* checkpoints that succeeded */
 
 static void links_break(uint64_t seed) {
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
   const mlfab_sim_options faults = {.size = sizeof faults,
                                     .seed = seed,
                                     .loss = seed % 2 ? 0.1 : 0.02,
                                     .duplicate = seed % 3 ? 0.05 : 0.0};
-  memory_disk *d = disk_new();
-  memory_disk *same[3] = {d, d, d};
   uint64_t last = 0;
-  fabric *f = fabric_open(2, 3, same);
-  fabric_model(f, &o, NULL);
-  assert_int_equal(mlfab_sim_set_faults(f->w.sim, &faults), 0);
+  disk_drop(&disk);
+  disk = disk_new();
+  OPEN(.workers = 2, .servers = 3);
+  start_new();
+  assert_int_equal(mlfab_sim_set_faults(w.sim, &faults), 0);
   for (int i = 0; i < 6; i++) {
-    mlfab *node = f->w.node[i % 2];
     mlfab_checkpoint_info info = {.size = sizeof info};
-    fabric_push(f, (uint32_t)i % 2, (uint64_t)i / 2);
-    int code = mlfab_checkpoint(node, NULL, &info);
+    push((uint32_t)i % 2, (uint64_t)i / 2);
+    int code = mlfab_checkpoint(w.node[i % 2], NULL, &info);
     assert_true(code == 0 || code == MLFAB_ERR_AGAIN || code == MLFAB_ERR_PEER_DEAD ||
                 code == MLFAB_ERR_TIMEOUT);
     if (code) continue;
@@ -356,16 +347,14 @@ static void links_break(uint64_t seed) {
     last = info.number;
     char name[64];
     snprintf(name, sizeof name, "%08llu.manifest", (unsigned long long)info.number);
-    assert_int_equal(disk_count(d, name), 1);
-    assert_int_equal(disk_count(d, ".part"), 0);
+    has(1, name);
+    has(0, ".part");
   }
-  fabric_close(f);
-  if (last > 0) {
-    f = fabric_open(1, 2, same);
-    fabric_model(f, &o, "/disk");
-    fabric_close(f);
-  }
-  disk_drop(d);
+  close_fabric();
+  if (last == 0) return;
+  OPEN(.workers = 1, .servers = 2);
+  start_restored();
+  close_fabric();
 }
 
 static void test_links_break(void **state) {
@@ -379,182 +368,151 @@ static void test_links_break(void **state) {
  * stays. */
 static void test_failures(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new(), *bad = disk_new();
-  memory_disk *disks[2] = {d, bad}, *same[2] = {d, d};
-  mlfab_error error;
-  fabric *f = fabric_open(2, 2, same);
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
-  fabric_close(f);
-  f = fabric_open(2, 2, disks);
-  fabric_model(f, &o, NULL);
-  bad->stopped = 1;
-  fabric_save(f, 0, MLFAB_ERR_IO);
-  mlfab_last_error(f->w.node[0], &error);
-  assert_int_equal(error.rank, 1);
-  assert_int_equal(error.is_server, 1);
-  assert_non_null(strstr(error.text,
-                         "checkpoint: server 1 cannot write "
-                         "'/disk/checkpoint-00000002-1-of-2.shard'"));
-  assert_int_equal(disk_count(d, ".manifest"), 1);
+  OPEN(.workers = 2, .servers = 2);
+  start_new();
+  push(0, 0);
+  save(0);
+  close_fabric();
+  other = disk_new();
+  OPEN(.workers = 2, .servers = 2, .last = other);
+  start_new();
+  other->stopped = 1;
+  fail_to_save(MLFAB_ERR_IO);
+  blames(1, "checkpoint: server 1 cannot write '/disk/checkpoint-00000002-1-of-2.shard'");
+  has(1, ".manifest");
   /* The next attempt removes what this one has left. */
-  bad->stopped = 0;
-  fabric_save(f, 1, 0);
-  assert_int_equal(disk_count(d, "-00000002"), 0);
-  assert_int_equal(disk_count(d, ".manifest"), 2);
-  mlfab_abandon(&f->w.node[3]);
-  fabric_save(f, 0, MLFAB_ERR_PEER_DEAD);
-  mlfab_last_error(f->w.node[0], &error);
-  assert_int_equal(error.rank, 1);
-  assert_int_equal(error.is_server, 1);
-  fabric_close(f);
-  disk_drop(d);
-  disk_drop(bad);
+  other->stopped = 0;
+  save(1);
+  has(0, "-00000002");
+  has(2, ".manifest");
+  mlfab_abandon(&w.node[3]);
+  fail_to_save(MLFAB_ERR_PEER_DEAD);
+  blames(1, "");
+  close_fabric();
 }
 
 /* A disk is full for a while. An attempt that fails leaves nothing. Files of a process that was killed go before the next
  * attempt, which would not fit beside them. */
 static void test_full_disk(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *same[2] = {d, d};
-  mlfab_error error;
-  fabric *f = fabric_open(2, 2, same);
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
-  uint64_t one = disk_used(d);
+  OPEN(.workers = 2, .servers = 2);
+  start_new();
+  push(0, 0);
+  save(0);
+  uint64_t one = disk_used(disk);
   /* Too little at the end of any of its three files. */
   for (int i = 1; i < 8; i++) {
-    d->room = one + one * (uint64_t)i / 8;
-    if (i == 7) d->room = 2 * one - 1;
-    fabric_save(f, 0, MLFAB_ERR_IO);
-    mlfab_last_error(f->w.node[0], &error);
-    assert_non_null(strstr(error.text, "No space left"));
-    mlfab_sim_run(f->w.sim, WORLD_S);
-    assert_true(disk_used(d) == one);
-    assert_int_equal(disk_count(d, "checkpoint-"), 3);
+    disk->room = one + one * (uint64_t)i / 8;
+    if (i == 7) disk->room = 2 * one - 1;
+    fail_to_save(MLFAB_ERR_IO);
+    assert_non_null(strstr(last_text(w.node[0]), "No space left"));
+    rest(WORLD_S);
+    assert_true(disk_used(disk) == one);
+    has(3, "checkpoint-");
   }
-  d->room = 2 * one;
-  fabric_save(f, 1, 0);
-  assert_int_equal(disk_count(d, ".manifest"), 2);
-  fabric_close(f);
+  disk->room = 2 * one;
+  save(1);
+  has(2, ".manifest");
+  close_fabric();
   /* A former process of this history was killed: a file that was being written, shards without a manifest, a manifest's
    * beginning. */
-  d->room = 2 * one;
-  disk_link(d, "/disk/checkpoint-00000001-0-of-2.shard", "/disk/checkpoint-00000020-0-of-2.shard");
-  disk_link(d, "/disk/checkpoint-00000001-1-of-2.shard",
-            "/disk/checkpoint-00000020-1-of-2.shard.part");
-  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000020.manifest.part");
-  disk_put(d, "/disk/of-somebody-else", 1);
-  d->room += one + 1;
-  f = fabric_open(1, 2, same);
-  fabric_model(f, &o, "/disk");
-  assert_true(fabric_save(f, 0, 0) > 20);
-  assert_int_equal(disk_count(d, "-00000020"), 0);
-  assert_int_equal(disk_count(d, ".manifest"), 2);
-  assert_int_equal(disk_count(d, "of-somebody-else"), 1);
-  fabric_close(f);
-  f = fabric_open(1, 2, same);
-  fabric_model(f, &o, "/disk");
-  fabric_close(f);
-  disk_drop(d);
+  leave("00000001-0-of-2.shard", "00000020-0-of-2.shard");
+  leave("00000001-1-of-2.shard", "00000020-1-of-2.shard.part");
+  leave("00000001.manifest", "00000020.manifest.part");
+  disk_put(disk, "/disk/of-somebody-else", 1);
+  disk->room = 3 * one + 1;
+  OPEN(.workers = 1, .servers = 2);
+  start_restored();
+  assert_true(save(0) > 20);
+  has(0, "-00000020");
+  has(2, ".manifest");
+  has(1, "of-somebody-else");
+  close_fabric();
+  OPEN(.workers = 1, .servers = 2);
+  start_restored();
+  close_fabric();
+}
+
+/* Exchanges four letters of the names that contain `of`: these files are away, or back. */
+static void rename_files(const char *of, const char *letters) {
+  for (int i = 0; i < DISK_FILES; i++)
+    if (strstr(disk->now[i].path, of)) memcpy(disk->now[i].path + strlen("/disk/"), letters, 4);
 }
 
 /* A checkpoint removes files of its own history only, and only of attempts that are over. */
 static void test_histories(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *same[2] = {d, d};
-  fabric *f = fabric_open(1, 2, same);
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(fabric_save(f, 0, 0), i);
-  fabric_pull(f, 0);
-  float *first = malloc(sizeof f->moved);
-  memcpy(first, f->moved, sizeof f->moved);
-  fabric_close(f);
+  OPEN(.workers = 1, .servers = 2);
+  start_new();
+  push(0, 0);
+  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(save(0), i);
+  pull_and_keep(0, before);
+  close_fabric();
   /* Attempts of the first history, which may still be under way, and a name without bytes. */
-  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000005-0-of-2.shard");
-  disk_link(d, "/disk/checkpoint-00000003-1-of-2.shard",
-            "/disk/checkpoint-00000005-1-of-2.shard.part");
-  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000020-0-of-2.shard");
-  disk_put(d, "/disk/checkpoint-00000021-0-of-2.shard.part", 0);
-  int before = disk_count(d, "checkpoint-");
+  leave("00000003-0-of-2.shard", "00000005-0-of-2.shard");
+  leave("00000003-1-of-2.shard", "00000005-1-of-2.shard.part");
+  leave("00000003-0-of-2.shard", "00000020-0-of-2.shard");
+  disk_put(disk, "/disk/checkpoint-00000021-0-of-2.shard.part", 0);
+  int files = disk_count(disk, "checkpoint-");
   /* A new model, which nothing connects with it, also when an attempt of its own fails. */
-  life = 2;
-  f = fabric_open(1, 2, same);
-  fabric_model(f, &o, NULL);
-  assert_int_equal(fabric_save(f, 0, 0), 22);
-  d->room = disk_used(d) + 1;
-  fabric_save(f, 0, MLFAB_ERR_IO);
-  d->room = 0;
-  for (uint64_t i = 24; i <= 26; i++) assert_int_equal(fabric_save(f, 0, 0), i);
-  mlfab_sim_run(f->w.sim, WORLD_S);
+  OPEN(.workers = 1, .servers = 2, .life = 2);
+  start_new();
+  assert_int_equal(save(0), 22);
+  disk->room = disk_used(disk) + 1;
+  fail_to_save(MLFAB_ERR_IO);
+  disk->room = 0;
+  for (uint64_t i = 24; i <= 26; i++) assert_int_equal(save(0), i);
+  rest(WORLD_S);
   /* The empty file is gone. Two checkpoints of three files have come. */
-  assert_int_equal(disk_count(d, "checkpoint-"), before - 1 + 6);
-  assert_int_equal(disk_count(d, "-00000025"), 3);
-  assert_int_equal(disk_count(d, "-00000026"), 3);
-  fabric_close(f);
+  has(files - 1 + 6, "checkpoint-");
+  has(3, "-00000025");
+  has(3, "-00000026");
+  close_fabric();
   /* Another process goes on from the first history, and knows its files. The history is known from a checkpoint of it. */
-  for (int i = 0; i < DISK_FILES; i++)
-    if (strstr(d->now[i].path, "-00000026") || strstr(d->now[i].path, "-00000025"))
-      memmove(d->now[i].path + strlen("/disk/"), "away", 4);
-  life = 3;
-  f = fabric_open(1, 2, same);
-  fabric_model(f, &o, "/disk");
-  assert_int_equal(number_of(f), 3);
-  fabric_pull(f, 0);
-  assert_memory_equal(f->moved, first, sizeof f->moved);
-  for (int i = 0; i < DISK_FILES; i++)
-    if (strncmp(d->now[i].path, "/disk/away", 10) == 0) memcpy(d->now[i].path + 6, "chec", 4);
-  life = 0;
-  assert_int_equal(fabric_save(f, 0, 0), 27);
-  assert_int_equal(disk_count(d, "-00000005"), 0);
-  assert_int_equal(disk_count(d, "-00000020"), 0);
-  assert_int_equal(disk_count(d, "-00000002"), 0);
+  rename_files("-00000026", "away");
+  rename_files("-00000025", "away");
+  OPEN(.workers = 1, .servers = 2, .life = 3);
+  start_restored();
+  assert_int_equal(restored(), 3);
+  pull_the_same(0, before);
+  rename_files("/disk/away", "chec");
+  assert_int_equal(save(0), 27);
+  has(0, "-00000005");
+  has(0, "-00000020");
+  has(0, "-00000002");
   /* A process of the same history that lives on: its attempt is left alone until a larger number is whole. */
-  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000030-0-of-2.shard");
-  assert_int_equal(fabric_save(f, 0, 0), 31);
-  assert_int_equal(disk_count(d, "-00000030"), 1);
-  assert_int_equal(fabric_save(f, 0, 0), 32);
-  assert_int_equal(disk_count(d, "-00000030"), 0);
-  mlfab_sim_run(f->w.sim, WORLD_S);
+  leave("00000003-0-of-2.shard", "00000030-0-of-2.shard");
+  assert_int_equal(save(0), 31);
+  has(1, "-00000030");
+  assert_int_equal(save(0), 32);
+  has(0, "-00000030");
+  rest(WORLD_S);
   /* Two of each history. */
-  assert_int_equal(disk_count(d, ".manifest"), 4);
-  assert_int_equal(disk_count(d, "checkpoint-"), 12);
-  fabric_close(f);
-  free(first);
-  disk_drop(d);
+  has(4, ".manifest");
+  has(12, "checkpoint-");
+  close_fabric();
 }
+
+#define OPEN_COPIES(...) OPEN(.workers = 1, .servers = 1, .copies = 1, __VA_ARGS__)
 
 /* A replica that takes over goes on with the history that it has copied, here that of a checkpoint. */
 static void test_history_of_a_copy(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  life = 2;
-  fabric *f = fabric_open_copies(d);
-  fabric_model(f, &o, NULL);
-  assert_int_equal(fabric_save(f, 0, 0), 1);
-  fabric_close(f);
-  life = 0;
-  f = fabric_open_copies(d);
-  fabric_model(f, &o, "/disk");
-  assert_int_equal(number_of(f), 1);
-  fabric_push(f, 0, 0);
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(mlfab_sim_crash(f->w.sim, 1), 0);
-  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(fabric_save(f, 0, 0), 2 * i);
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(disk_count(d, "-00000001"), 0);
-  assert_int_equal(disk_count(d, ".manifest"), 2);
-  fabric_close(f);
-  disk_drop(d);
+  OPEN_COPIES(.life = 2);
+  start_new();
+  assert_int_equal(save(0), 1);
+  close_fabric();
+  OPEN_COPIES(.life = 0);
+  start_restored();
+  assert_int_equal(restored(), 1);
+  push(0, 0);
+  rest(WORLD_S);
+  assert_int_equal(mlfab_sim_crash(w.sim, 1), 0);
+  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(save(0), 2 * i);
+  rest(WORLD_S);
+  has(0, "-00000001");
+  has(2, ".manifest");
+  close_fabric();
 }
 
 /* A server that is told a history begins as the newest checkpoint of this one, or not at all. */
@@ -569,134 +527,101 @@ static void keep_history(void *user, int level, const char *line) {
 
 static void test_one_history(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *same[2] = {d, d};
   uint32_t histories[2];
-  mlfab_error error;
-  for (int i = 0; i < 2; i++) {
-    logs = keep_history;
-    life = (uint64_t)i + 1;
-    log_level = MLFAB_LOG_INFO;
-    fabric *f = fabric_open(1, 2, same);
-    logs = NULL;
-    log_level = MLFAB_LOG_WARN;
-    fabric_model(f, &o, NULL);
-    fabric_push(f, 0, 0);
-    fabric_save(f, 0, 0);
+  for (uint64_t i = 0; i < 2; i++) {
+    OPEN(.workers = 1, .servers = 2, .life = i + 1, .log = keep_history,
+         .log_level = MLFAB_LOG_INFO);
+    start_new();
+    push(0, 0);
+    save(0);
     assert_int_equal(sscanf(history_line, "(history %u)", &histories[i]), 1);
-    fabric_close(f);
+    close_fabric();
   }
-  life = 0;
   assert_true(histories[0] != histories[1]);
-  for (int i = 0; i < 2; i++) {
-    history = histories[i];
-    fabric *f = fabric_open(1, 2, same);
-    fabric_model(f, &o, "/disk");
-    assert_int_equal(number_of(f), i + 1);
-    fabric_close(f);
+  for (uint32_t i = 0; i < 2; i++) {
+    OPEN(.workers = 1, .servers = 2, .history = histories[i]);
+    start_restored();
+    assert_int_equal(restored(), i + 1);
+    close_fabric();
   }
-  history = histories[0] ^ histories[1];
-  fabric *f = fabric_open(1, 2, same);
-  OK(f->w.node[0], mlfab_restore(f->w.node[0], "/disk"));
-  EXPECT(f->w.node[0], mlfab_model_start(f->w.node[0], &o, NULL, 0), MLFAB_ERR_CHECKPOINT);
-  mlfab_last_error(f->w.node[0], &error);
-  assert_non_null(strstr(error.text, "it is of another history"));
-  history = 0;
-  fabric_close(f);
-  disk_drop(d);
+  OPEN(.workers = 1, .servers = 2, .history = histories[0] ^ histories[1]);
+  refuse_to_start("it is of another history");
+  close_fabric();
 }
 
 /* The directory of a call counts, also one of a single character, and also where server 0 has none of its own. */
 static void test_directories(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *same[1] = {d};
   mlfab_checkpoint_options how = {.size = sizeof how, .dir = "."};
-  mlfab_error error;
   for (int own = 0; own < 2; own++) {
-    directory = own ? "/disk" : "";
-    life = (uint64_t)own + 2;
-    fabric *f = fabric_open(1, 1, same);
-    mlfab *node = f->w.node[0];
-    fabric_model(f, &o, NULL);
+    OPEN(.workers = 1, .servers = 1, .life = (uint64_t)own + 2, .directory = own ? "/disk" : "");
+    mlfab *node = w.node[0];
+    start_new();
     how.dir = ".";
     EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_IO);
-    mlfab_last_error(node, &error);
-    assert_non_null(strstr(error.text, "server 0 cannot list '.'"));
-    EXPECT(node, mlfab_checkpoint(node, NULL, NULL), own ? 0 : MLFAB_ERR_STATE);
+    assert_non_null(strstr(last_text(node), "server 0 cannot list '.'"));
+    fail_to_save(own ? 0 : MLFAB_ERR_STATE);
     how.dir = "/disk";
     OK(node, mlfab_checkpoint(node, &how, NULL));
-    assert_int_equal(disk_count(d, ".manifest"), 1 + 2 * own);
-    directory = "/disk";
-    life = 0;
-    fabric_close(f);
+    has(1 + 2 * own, ".manifest");
+    close_fabric();
   }
-  disk_drop(d);
+}
+
+/* Server 1 does not hear server 0, so these attempts time out. Then it hears all of it. */
+static void save_too_late(int attempts, const char *name, int n) {
+  const mlfab_checkpoint_options how = {.size = sizeof how, .timeout_ns = 30 * WORLD_MS};
+  assert_int_equal(mlfab_sim_partition(w.sim, 2, 3, 1), 0);
+  for (int i = 0; i < attempts; i++)
+    EXPECT(w.node[0], mlfab_checkpoint(w.node[0], &how, NULL), MLFAB_ERR_TIMEOUT);
+  rest(20 * WORLD_MS);
+  has(n, name);
+  assert_int_equal(mlfab_sim_partition(w.sim, 2, 3, 0), 0);
+  rest(5ull * WORLD_S);
 }
 
 /* A server that has not answered when an attempt fails may still be writing: the files of that attempt stay until it has
  * answered. */
 static void test_late_server(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *same[2] = {d, d};
-  mlfab_checkpoint_options how = {.size = sizeof how, .timeout_ns = 30 * WORLD_MS};
-  fabric *f = fabric_open(2, 2, same);
-  mlfab *node = f->w.node[0];
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
-  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 1), 0);
-  EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_TIMEOUT);
-  mlfab_sim_run(f->w.sim, 20 * WORLD_MS);
-  assert_int_equal(disk_count(d, "-00000002-0-of-2.shard"), 1);
-  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 0), 0);
-  mlfab_sim_run(f->w.sim, 5ull * WORLD_S);
-  assert_int_equal(disk_count(d, "-00000002"), 0);
-  assert_int_equal(disk_count(d, "checkpoint-"), 3);
-  assert_true(fabric_save(f, 0, 0) > 2);
-  mlfab_sim_run(f->w.sim, WORLD_S);
+  OPEN(.workers = 2, .servers = 2);
+  start_new();
+  push(0, 0);
+  save(0);
+  save_too_late(1, "-00000002-0-of-2.shard", 1);
+  has(0, "-00000002");
+  has(3, "checkpoint-");
+  assert_true(save(0) > 2);
+  rest(WORLD_S);
   /* Two attempts fail, and the server carries out both orders late. */
-  assert_int_equal(disk_count(d, "checkpoint-"), 6);
-  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 1), 0);
-  for (int i = 0; i < 2; i++) EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_TIMEOUT);
-  mlfab_sim_run(f->w.sim, 20 * WORLD_MS);
-  assert_int_equal(disk_count(d, "-0-of-2.shard"), 4);
-  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 0), 0);
-  mlfab_sim_run(f->w.sim, 5ull * WORLD_S);
-  assert_int_equal(disk_count(d, "checkpoint-"), 6);
-  fabric_save(f, 0, 0);
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(disk_count(d, "checkpoint-"), 6);
-  fabric_close(f);
-  disk_drop(d);
+  has(6, "checkpoint-");
+  save_too_late(2, "-0-of-2.shard", 4);
+  has(6, "checkpoint-");
+  save(0);
+  rest(WORLD_S);
+  has(6, "checkpoint-");
+  close_fabric();
 }
 
 /* With replicas, the other copy of server 0 may still write the manifest of its attempt, with even numbers here: its files
  * stay until they are older than what is kept. */
 static void test_other_copy(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  fabric *f = fabric_open_copies(d);
-  fabric_model(f, &o, NULL);
-  assert_int_equal(fabric_save(f, 0, 0), 1);
-  disk_link(d, "/disk/checkpoint-00000001-0-of-1.shard", "/disk/checkpoint-00000004-0-of-1.shard");
-  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000004.manifest.part");
-  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000003-0-of-1.shard.part");
-  assert_int_equal(fabric_save(f, 0, 0), 5);
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(disk_count(d, "-00000003"), 0);
-  assert_int_equal(disk_count(d, "-00000004"), 2);
-  assert_int_equal(fabric_save(f, 0, 0), 7);
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(disk_count(d, "-00000004"), 0);
-  assert_int_equal(disk_count(d, ".manifest"), 2);
-  fabric_close(f);
-  disk_drop(d);
+  OPEN_COPIES(.life = 0);
+  start_new();
+  assert_int_equal(save(0), 1);
+  leave("00000001-0-of-1.shard", "00000004-0-of-1.shard");
+  leave("00000001.manifest", "00000004.manifest.part");
+  leave("00000001.manifest", "00000003-0-of-1.shard.part");
+  assert_int_equal(save(0), 5);
+  rest(WORLD_S);
+  has(0, "-00000003");
+  has(2, "-00000004");
+  assert_int_equal(save(0), 7);
+  rest(WORLD_S);
+  has(0, "-00000004");
+  has(2, ".manifest");
+  close_fabric();
 }
 
 /* A checkpoint that fails again and again is one line in the log each minute, and one when it is whole again. The events
@@ -711,133 +636,113 @@ static void count_line(void *user, int level, const char *line) {
 
 static void test_log(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new();
-  memory_disk *disks[1] = {d};
   said_failed = said_again = 0;
-  logs = count_line;
-  fabric *f = fabric_open(1, 1, disks);
-  logs = NULL;
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
+  OPEN(.workers = 1, .servers = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
+  start_new();
+  push(0, 0);
+  save(0);
   assert_int_equal(said_failed + said_again, 0);
-  d->room = 1;
-  for (int i = 0; i < 5; i++) fabric_save(f, 0, MLFAB_ERR_IO);
-  assert_int_equal(said_failed, 1);
-  mlfab_sim_run(f->w.sim, 61ull * WORLD_S);
-  for (int i = 0; i < 5; i++) fabric_save(f, 0, MLFAB_ERR_IO);
-  assert_int_equal(said_failed, 2);
-  d->room = 0;
-  for (int i = 0; i < 3; i++) fabric_save(f, 0, 0);
+  disk->room = 1;
+  for (int minute = 0; minute < 2; minute++) {
+    if (minute > 0) rest(61ull * WORLD_S);
+    for (int i = 0; i < 5; i++) fail_to_save(MLFAB_ERR_IO);
+    assert_int_equal(said_failed, minute + 1);
+  }
+  disk->room = 0;
+  for (int i = 0; i < 3; i++) save(0);
   assert_int_equal(said_failed, 2);
   assert_int_equal(said_again, 1);
-  fabric_close(f);
-  disk_drop(d);
+  close_fabric();
 }
 
-/* Server 1 is ordered to write its shard, and leaves, because the run ends: nobody hears of it. If the server dies, a line
- * says so. */
+/* Server 1 is ordered to write its shard, and leaves or dies before it does. */
+static void end_run(int (*leave)(mlfab **), uint64_t lines) {
+  said_failed = 0;
+  OPEN(.workers = 1, .servers = 2, .commits = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
+  start_new();
+  push(0, 0);
+  while (disk_count(disk, "-0-of-2.shard") == 0) assert_int_equal(mlfab_sim_step(w.sim), 1);
+  has(0, "-1-of-2.shard");
+  assert_int_equal(leave(&w.node[2]), 0);
+  rest(2ull * WORLD_S);
+  assert_int_equal(said_failed, lines);
+  has(0, ".manifest");
+  close_fabric();
+}
+
 static void test_run_ends(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  for (int dies = 0; dies < 2; dies++) {
-    memory_disk *d = disk_new();
-    memory_disk *same[2] = {d, d};
-    said_failed = 0;
-    logs = count_line;
-    commits = 1;
-    fabric *f = fabric_open(1, 2, same);
-    logs = NULL;
-    commits = 0;
-    fabric_model(f, &o, NULL);
-    fabric_push(f, 0, 0);
-    while (disk_count(d, "-0-of-2.shard") == 0) assert_int_equal(mlfab_sim_step(f->w.sim), 1);
-    assert_int_equal(disk_count(d, "-1-of-2.shard"), 0);
-    assert_int_equal((dies ? mlfab_abandon : mlfab_close)(&f->w.node[2]), 0);
-    mlfab_sim_run(f->w.sim, 2ull * WORLD_S);
-    assert_int_equal(said_failed, dies);
-    assert_int_equal(disk_count(d, ".manifest"), 0);
-    fabric_close(f);
-    disk_drop(d);
-  }
+  end_run(mlfab_close, 0);
+}
+
+static void test_server_dies(void **state) {
+  (void)state;
+  end_run(mlfab_abandon, 1);
 }
 
 /* Servers that read different directories do not load different checkpoints
  * unnoticed. */
 static void test_disagree(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  memory_disk *d = disk_new(), *old = disk_new();
-  memory_disk *same[2] = {d, d}, *disks[2] = {d, old};
-  mlfab_error error;
-  fabric *f = fabric_open(1, 2, same);
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
-  fabric_push(f, 0, 1);
-  fabric_save(f, 0, 0);
-  fabric_close(f);
+  OPEN(.workers = 1, .servers = 2);
+  start_new();
+  for (uint64_t i = 0; i < 2; i++) {
+    push(0, i);
+    save(0);
+  }
+  close_fabric();
+  other = disk_new();
   for (int i = 0; i < DISK_FILES; i++) { /* a copy of the first one */
-    if (!strstr(d->now[i].path, "-00000001")) continue;
-    const disk_inode *from = &d->inodes[d->now[i].inode];
-    disk_inode *to = &old->inodes[old->ninodes];
+    if (!strstr(disk->now[i].path, "-00000001")) continue;
+    const disk_inode *from = &disk->inodes[disk->now[i].inode];
+    disk_inode *to = &other->inodes[other->ninodes];
     to->data = malloc(from->bytes);
     memcpy(to->data, from->data, from->bytes);
     to->bytes = from->bytes;
-    disk_add(old->now, d->now[i].path)->inode = old->ninodes++;
+    disk_add(other->now, disk->now[i].path)->inode = other->ninodes++;
   }
-  f = fabric_open(1, 2, disks);
-  mlfab *node = f->w.node[0];
-  OK(node, mlfab_restore(node, "/disk"));
-  EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_CHECKPOINT);
-  mlfab_last_error(node, &error);
-  assert_non_null(strstr(error.text, "has loaded checkpoint"));
-  fabric_close(f);
-  disk_drop(d);
-  disk_drop(old);
+  OPEN(.workers = 1, .servers = 2, .last = other);
+  refuse_to_start("has loaded checkpoint");
+  close_fabric();
 }
 
 /* Worker 0 asked for a checkpoint and died before it defined the model: its next process has not asked for one. */
 static void test_asker_dies(void **state) {
   (void)state;
-  memory_disk *disk = disk_new();
-  mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  mlfab_checkpoint_info info = {.size = sizeof info};
-  fabric *f = fabric_open(1, 1, &disk);
-  fabric_model(f, &o, NULL);
-  fabric_push(f, 0, 0);
-  fabric_save(f, 0, 0);
-  fabric_close(f);
-  f = fabric_open(1, 1, &disk);
-  OK(f->w.node[0], mlfab_restore(f->w.node[0], "/disk"));
-  mlfab_sim_run(f->w.sim, WORLD_S);
-  assert_int_equal(mlfab_sim_crash(f->w.sim, 0), 0);
-  mlfab_sim_run(f->w.sim, 2ull * WORLD_S);
-  mlfab_config c = world_config(&f->w, 0);
-  sim_open(f->w.sim, 0, &c, &f->w.node[0]);
-  world_await(&f->w, 0);
-  OK(f->w.node[0], mlfab_tensor_add(f->w.node[0], 1, MLFAB_F32, COUNT));
-  fabric_model(f, &o, NULL);
-  OK(f->w.node[0], mlfab_restored(f->w.node[0], &info));
-  assert_int_equal(info.number, 0);
-  fabric_pull(f, 0);
-  for (int i = 0; i < COUNT; i++) assert_true(f->moved[i] == (float)i);
-  fabric_close(f);
-  disk_drop(disk);
+  OPEN(.workers = 1, .servers = 1);
+  start_new();
+  push(0, 0);
+  save(0);
+  close_fabric();
+  OPEN(.workers = 1, .servers = 1);
+  OK(w.node[0], mlfab_restore(w.node[0], "/disk"));
+  rest(WORLD_S);
+  assert_int_equal(mlfab_sim_crash(w.sim, 0), 0);
+  rest(2ull * WORLD_S);
+  mlfab_config c = world_config(&w, 0);
+  sim_open(w.sim, 0, &c, &w.node[0]);
+  world_await(&w, 0);
+  OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, COUNT));
+  start_new();
+  assert_int_equal(restored(), 0);
+  pull(0);
+  for (int i = 0; i < COUNT; i++) assert_true(moved[i] == (float)i);
+  close_fabric();
 }
+
+#define SCENE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_servers),           cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_servers_that_join), cmocka_unit_test(test_scheduled),
-      cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_late_server),
-      cmocka_unit_test(test_other_copy),        cmocka_unit_test(test_log),
-      cmocka_unit_test(test_run_ends),          cmocka_unit_test(test_directories),
-      cmocka_unit_test(test_history_of_a_copy), cmocka_unit_test(test_histories),
-      cmocka_unit_test(test_one_history),       cmocka_unit_test(test_disagree),
-      cmocka_unit_test(test_asker_dies),
+      SCENE(test_servers),           SCENE(test_shapes),
+      SCENE(test_servers_that_join), SCENE(test_scheduled),
+      SCENE(test_links_break),       SCENE(test_failures),
+      SCENE(test_full_disk),         SCENE(test_late_server),
+      SCENE(test_other_copy),        SCENE(test_log),
+      SCENE(test_run_ends),          SCENE(test_server_dies),
+      SCENE(test_directories),       SCENE(test_history_of_a_copy),
+      SCENE(test_histories),         SCENE(test_one_history),
+      SCENE(test_disagree),          SCENE(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

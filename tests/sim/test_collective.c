@@ -1,6 +1,7 @@
 /* test_collective.c - collectives among simulated workers, driven by hand so that all of them can wait at once: every
  * kind, algorithm, type and operation against a literal sum, from 1 to 64 ranks, several in flight, with
- * links that break; and everything that ends an epoch, each time seen exactly once by everybody.
+ * links that break; and everything that ends an epoch, each time seen exactly once by everybody. Sums of the planned
+ * tree go through the same, with a scheduler and without.
  *
  * The n-th call of an epoch is a function of n, so all ranks make the same calls without a word. What is
  * checked: of every call that it ends by its deadline; of every success that it is the sum of those who take
@@ -17,6 +18,7 @@
 #include "driven.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
+#include "../unit/values.h"
 #include "seeds.h"
 
 #include <math.h>
@@ -98,6 +100,8 @@ typedef struct world {
   uint64_t sure; /* not 0: any set of members may be what a sum is of; these alone have blocks */
   int exact;     /* all who have not finished are members, and nothing fails */
   int deaths;    /* some epoch may have fewer members than another */
+  int planned;   /* all calls are sums of the planned tree */
+  int harsh;     /* faults last longer than heartbeats tolerate */
   int pushes;
   plan (*make)(const struct world *w, uint64_t number, uint64_t members);
   literal literals[CACHE];
@@ -129,62 +133,11 @@ static void broken(world *w, const char *format, ...) {
 
 /* ---- numbers */
 
-static uint32_t width_of(int dtype) {
-  if (dtype == MLFAB_F32) return 4;
-  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : 8;
-}
-
 /* Half an ulp of 1. */
 static double rounding_of(int dtype) {
   if (dtype == MLFAB_F64) return 0x1p-53;
   if (dtype == MLFAB_F32) return 0x1p-24;
   return dtype == MLFAB_F16 ? 0x1p-11 : 0x1p-8;
-}
-
-/* Exact for what the tests make of halves: few bits, no exponent at the ends. */
-static uint16_t f16_of(double x) {
-  uint32_t u;
-  float f = (float)x;
-  memcpy(&u, &f, 4);
-  if (x == 0.0) return 0;
-  if (isnan(x)) return 0x7e00;
-  return (uint16_t)((u >> 16 & 0x8000) | (((u >> 23 & 255) - 112) << 10) | (u >> 13 & 1023));
-}
-
-static double of_f16(uint16_t h) {
-  double m = h & 1023;
-  int e = h >> 10 & 31;
-  if (e == 31) return (h & 1023) ? (double)NAN : (double)INFINITY;
-  m = e ? ldexp(m + 1024.0, e - 25) : ldexp(m, -24);
-  return h & 0x8000 ? -m : m;
-}
-
-static void put(int dtype, uint8_t *at, double x) {
-  float f = (float)x;
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint16_t h = dtype == MLFAB_F16 ? f16_of(x) : (uint16_t)(u >> 16);
-  if (dtype == MLFAB_F64) memcpy(at, &x, 8);
-  if (dtype == MLFAB_F32) memcpy(at, &f, 4);
-  if (width_of(dtype) == 2) memcpy(at, &h, 2);
-}
-
-static double get(int dtype, const uint8_t *at) {
-  double x = 0;
-  float f;
-  uint16_t h;
-  if (dtype == MLFAB_F64) {
-    memcpy(&x, at, 8);
-    return x;
-  }
-  if (dtype == MLFAB_F32) {
-    memcpy(&f, at, 4);
-    return (double)f;
-  }
-  memcpy(&h, at, 2);
-  uint32_t u = (uint32_t)h << 16;
-  memcpy(&f, &u, 4);
-  return dtype == MLFAB_F16 ? of_f16(h) : (double)f;
 }
 
 static uint64_t dice_of(const plan *p, uint32_t who, uint64_t i) {
@@ -198,13 +151,8 @@ static double number(const plan *p, uint32_t who, uint64_t i) {
   if (p->numbers == WITH_NAN && who == 0 && i % 16 == 3) return (double)NAN;
   if (p->numbers == ROUGH) return d & 1 ? magnitude : -magnitude;
   if (p->op == MLFAB_OP_PRODUCT) return d % 3 == 0 ? -1.0 : who % 8 == 1 && d % 3 == 1 ? 2.0 : 1.0;
-  return width_of(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
+  return value_bytes(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
 }
-
-/* Elements that do not commute: x -> a x + b, and how many. */
-typedef struct affine {
-  uint32_t a, b, n;
-} affine;
 
 static void compose(void *user, void *inout, const void *in, uint64_t count) {
   (void)user;
@@ -212,7 +160,7 @@ static void compose(void *user, void *inout, const void *in, uint64_t count) {
     affine low, high;
     memcpy(&low, (const uint8_t *)in + i * sizeof low, sizeof low);
     memcpy(&high, (uint8_t *)inout + i * sizeof high, sizeof high);
-    high = (affine){low.a * high.a, low.b * high.a + high.b, low.n + high.n};
+    high = affine_then(low, high);
     memcpy((uint8_t *)inout + i * sizeof high, &high, sizeof high);
   }
 }
@@ -234,7 +182,7 @@ static void fill(const plan *p, uint32_t who, uint64_t i, uint8_t *at) {
   } else if (p->dtype == MLFAB_I64) {
     memcpy(at, &d, 8);
   } else {
-    put(p->dtype, at, number(p, who, i));
+    put(at, p->dtype, 0, number(p, who, i));
   }
 }
 
@@ -286,7 +234,7 @@ static void make_reduction(const world *w, plan *p, uint64_t d) {
   p->numbers = p->op == MLFAB_OP_PRODUCT ? EXACT : mix(d + 5) % 8 == 0 ? WITH_NAN : mix(d + 6) % 2;
   /* Which algorithm it chooses may depend on measured links, and so the bits of what is rounded. */
   if (w->deaths && p->algorithm == MLFAB_ALGORITHM_AUTO && p->numbers == ROUGH) p->numbers = EXACT;
-  p->width = width_of(p->dtype);
+  p->width = value_bytes(p->dtype);
   if (p->own) p->width = p->own == AFFINE ? sizeof(affine) : widths[mix(d + 7) % 5];
   p->plain = p->kind == ALLREDUCE && !p->own && mix(d + 8) % 4 == 0;
   if (p->plain) p->algorithm = MLFAB_ALGORITHM_AUTO, p->op = MLFAB_OP_SUM;
@@ -312,6 +260,13 @@ static plan make_sum(const world *w, uint64_t number, uint64_t members) {
   plan p = {.number = number, .dtype = MLFAB_I64, .width = 8, .nbufs = 1};
   (void)members;
   p.count = p.lengths[0] = w->most;
+  return p;
+}
+
+static plan make_planned(const world *w, uint64_t number, uint64_t members) {
+  plan p = make_sum(w, number, members);
+  p.algorithm = MLFAB_ALGORITHM_PLANNED;
+  if (w->deaths) p.count = p.lengths[0] = size_of(w, mix(w->seed * 7919 + number));
   return p;
 }
 
@@ -361,7 +316,7 @@ static void add_element(plan *p, literal *l, uint32_t who, uint64_t i, int first
     v = first ? y : add_integer(p, v, y);
     memcpy(at, &v, 8);
   } else {
-    double y = get(p->dtype, x);
+    double y = get(x, p->dtype, 0);
     if (first) {
       l->values[i] = y;
     } else {
@@ -410,7 +365,7 @@ static uint64_t first_wrong(world *w, plan *p, uint64_t members, const uint8_t *
       if (memcmp(at, l->bytes + i * p->width, p->width)) return i;
       continue;
     }
-    double x = get(p->dtype, at), v = l->values[i];
+    double x = get(at, p->dtype, 0), v = l->values[i];
     if (isnan(v) ? !isnan(x) : !(fabs(x - v) <= l->slack[i])) return i;
   }
   return to;
@@ -610,6 +565,17 @@ static void init_world(world *w, uint32_t workers, uint64_t seed) {
   w->make = make_any;
 }
 
+static void init_planned(world *w, uint32_t workers, uint64_t seed, uint32_t servers,
+                         int dedicated) {
+  init_world(w, workers, seed);
+  w->planned = 1;
+  w->make = make_planned;
+  w->config.servers = servers;
+  w->config.dedicated = (uint32_t)dedicated;
+  w->nodes = workers + (dedicated ? servers : 0);
+  assert_true(w->nodes <= NODES);
+}
+
 static void wait_ready(world *w, uint32_t i) {
   mlfab_error error;
   uint64_t since = now(w);
@@ -751,13 +717,24 @@ static void begin(world *w, uint32_t i) {
   int code = begin_plan(w, i, &p);
   if (!code) return;
   mlfab_node_last_error(r->node, &error);
+  if (w->harsh && code == MLFAB_ERR_PEER_DEAD && error.is_server) {
+    kill_node(w, i); /* server 0 is dead to it for good: the process ends */
+    return;
+  }
   if (error.code != code) broken(w, "rank %u: %s: \"%s\"", i, mlfab_error_name(code), error.text);
   if (r->nopen) /* what was owed would have been seen by these */
     broken(w, "rank %u: a call among others returns %s", i, mlfab_error_name(code));
   note_failure(w, i, code, error.rank);
 }
 
-/* Looks at all open calls. Those that fail do so together, and none stays. */
+static uint64_t live_of(const world *w) {
+  uint64_t live = 0;
+  for (uint32_t i = 0; i < w->workers; i++) live |= (uint64_t)(w->ranks[i].node != NULL) << i;
+  return live;
+}
+
+/* Looks at all open calls. Those that fail do so together, and none stays. A planned sum tells whose data it has: it is a
+ * success if all who live are in it. */
 static void finish(world *w, uint32_t i) {
   rank *r = &w->ranks[i];
   int32_t code = 0, blamed = 0;
@@ -784,7 +761,7 @@ static void finish(world *w, uint32_t i) {
       blamed = result.rank;
     } else {
       check_success(w, i, c);
-      r->successes++;
+      r->successes += !w->planned || r->members == live_of(w);
       r->begins = 0;
     }
     free(c->memory);
@@ -959,6 +936,25 @@ static void test_sizes(void **state) {
   }
 }
 
+static void test_planned_sizes(void **state) {
+  static const uint32_t sizes[] = {1, 2, 3, 5, 8, 13, 33, 64};
+  static world w;
+  (void)state;
+  for (uint32_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    for (uint32_t scheduled = 0; scheduled < 2; scheduled++) {
+      uint32_t servers = sizes[k] == 64 ? 2 : 1 + (k + scheduled) % 3;
+      init_planned(&w, sizes[k], k + 1, servers > sizes[k] ? sizes[k] : servers, k % 2);
+      if (scheduled) w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+      w.most = scheduled ? 20011 : 611;
+      w.depth = 1;
+      open_world(&w, &(mlfab_sim_options){.latency_jitter = 0.0});
+      run_calls(&w, 3, 200 * SECOND);
+      expect_failures(&w, all_of(&w), 0, 0, 0);
+      end_test(&w);
+    }
+  }
+}
+
 /* Links that break, slow and paused hosts, partitions too short for anybody to be taken for dead: no call
  * fails. Two runs of a seed are one and the same. */
 static uint64_t run_faulty(uint64_t seed) {
@@ -1041,8 +1037,15 @@ static void test_steady(void **state) {
 
 /* ---- what fails */
 
+enum { PLANNED = 1000 }; /* seeds above it: sums of the planned tree */
+
 static void failing_world(world *w, uint32_t workers, uint64_t seed) {
-  init_world(w, workers, seed);
+  if (seed <= PLANNED) {
+    init_world(w, workers, seed);
+  } else {
+    init_planned(w, workers, seed, 1 + (uint32_t)seed % 2, 1);
+    if (seed % 4 == 0) w->config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  }
   w->deaths = 1;
   w->depth = 1 + (uint32_t)below(w, 6);
   w->most = below(w, 2) ? 5000 : 60000;
@@ -1059,188 +1062,203 @@ static void run_a_while(world *w, uint64_t ns) {
   for (uint64_t end = now(w) + below(w, ns + 1); now(w) < end && !w->failure[0];) live_on(w);
 }
 
-/* Rank i dies inside. The others hear it within 8 heartbeats, once, and go on; a new process takes part
+/* All of these hear of their n-th failure, once, within this time, and go on. */
+static void all_fail(world *w, uint64_t all, uint32_t n, uint64_t within_ns, int32_t code,
+                     uint32_t blamed) {
+  run_to_failure(w, all, n, within_ns);
+  run_more(w, 10, 60 * SECOND);
+  expect_failures(w, all, n, code, (int32_t)blamed);
+}
+#define BEATS(w) (8 * (w)->config.heartbeat_ns)
+
+/* Scenes: something happens to rank `who`, or it does something. */
+
+/* It dies inside a call. The others hear it within 8 heartbeats, once, and go on; a new process takes part
  * again: they hear that once, too. */
-static void test_crash(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 24; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 7, seed);
-    run_a_while(&w, 20 * MS);
-    uint32_t victim = (uint32_t)below(&w, w.workers);
-    uint64_t others = all_of(&w) & ~bit(victim);
-    kill_node(&w, victim);
-    run_to_failure(&w, others, 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, others, 1, MLFAB_ERR_PEER_DEAD, (int32_t)victim);
-    if (!w.failure[0] && seed % 2) {
-      open_node(&w, victim);
-      wait_ready(&w, victim);
-      w.ranks[victim].silent = 0;
-      run_to_failure(&w, others, 2, 60 * SECOND);
-      run_more(&w, 10, 60 * SECOND);
-      expect_failures(&w, others, 2, MLFAB_ERR_AGAIN, (int32_t)victim);
-      expect_failures(&w, bit(victim), 0, 0, 0);
-    }
-    end_test(&w);
+static void crash(world *w, uint64_t seed, uint32_t who) {
+  uint64_t others = all_of(w) & ~bit(who);
+  run_a_while(w, 20 * MS);
+  kill_node(w, who);
+  all_fail(w, others, 1, BEATS(w), MLFAB_ERR_PEER_DEAD, who);
+  if (w->failure[0] || seed % 2 == 0) return;
+  open_node(w, who);
+  wait_ready(w, who);
+  all_fail(w, others, 2, 60 * SECOND, MLFAB_ERR_AGAIN, who);
+  expect_failures(w, bit(who), 0, 0, 0);
+}
+
+/* It dies or closes before anybody's first call: the others hear it then, once. */
+static void lost_early(world *w, uint64_t seed, uint32_t who) {
+  uint64_t later = now(w) + 10 * w->config.heartbeat_ns;
+  int dies = seed % 4 == 0;
+  if (dies) {
+    kill_node(w, who);
+  } else {
+    mlfab_node_leave(w->ranks[who].node, now(w));
+    w->ranks[who].silent = 1;
+  }
+  w->goal = 0;
+  while (now(w) < later && !w->failure[0]) live_on(w);
+  all_fail(w, all_of(w) & ~bit(who), 1, BEATS(w),
+           dies ? MLFAB_ERR_PEER_DEAD : MLFAB_ERR_PEER_CLOSED, who);
+}
+
+/* It is back before anybody noticed that it was away. */
+static void quick_restart(world *w, uint64_t seed, uint32_t who) {
+  (void)seed;
+  run_a_while(w, 20 * MS);
+  kill_node(w, who);
+  open_node(w, who);
+  for (uint64_t end = now(w) + 30 * SECOND;
+       !w->failure[0] && mlfab_node_ready(w->ranks[who].node, NULL) != 1;) {
+    w->ranks[who].silent = 1;
+    live_on(w);
+    if (now(w) > end) broken(w, "rank %u is not let in again", who);
+  }
+  w->ranks[who].silent = 0;
+  run_to_failure(w, all_of(w) & ~bit(who), 2, 60 * SECOND); /* it is dead; it takes part */
+  run_more(w, 10, 60 * SECOND);
+  for (uint32_t i = 0; i < w->workers; i++) {
+    const rank *r = &w->ranks[i];
+    if (i == who || w->failure[0]) continue;
+    if (r->failures[0].blamed != (int32_t)who || r->nfailures > 2)
+      broken(w, "rank %u: %u failures, the first %s, rank %d", i, r->nfailures,
+             mlfab_error_name(r->failures[0].code), (int)r->failures[0].blamed);
+    if (r->members != all_of(w)) broken(w, "rank %u does not know all", i);
   }
 }
 
-/* One dies or closes before anybody's first call: the others hear it then, once. */
-static void test_lost_early(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 2; seed <= 16; seed += 2) {
-    failing_world(&w, 2 + (uint32_t)seed % 5, seed);
-    uint32_t victim = (uint32_t)below(&w, w.workers);
-    uint64_t others = all_of(&w) & ~bit(victim), later = now(&w) + 10 * w.config.heartbeat_ns;
-    int dies = seed % 4 == 0;
-    if (dies) {
-      kill_node(&w, victim);
-    } else {
-      mlfab_node_leave(w.ranks[victim].node, now(&w));
-      w.ranks[victim].silent = 1;
-    }
-    w.goal = 0;
-    while (now(&w) < later && !w.failure[0]) live_on(&w);
-    w.goal = UINT64_MAX;
-    run_to_failure(&w, others, 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, others, 1, dies ? MLFAB_ERR_PEER_DEAD : MLFAB_ERR_PEER_CLOSED,
-                    (int32_t)victim);
-    end_test(&w);
+/* It makes no calls: the others' deadline names it, and so does its own next call. */
+static void forgets(world *w, uint64_t seed, uint32_t who) {
+  run_more(w, 2, 60 * SECOND);
+  uint64_t since = now(w);
+  w->timeout_ns = SECOND + below(w, SECOND);
+  w->ranks[who].silent = 1;
+  /* Where nobody needs its part a call ends all the same; the next one but sixteen does not. */
+  run_to_failure(w, all_of(w) & ~bit(who), 1, 20 * w->timeout_ns);
+  if (seed % 2 && !w->failure[0]) { /* the new epoch is there before its call */
+    uint64_t end = now(w) + w->timeout_ns / 2;
+    while (now(w) < end && !w->failure[0]) live_on(w);
   }
+  w->ranks[who].silent = 0;
+  run_to_failure(w, bit(who), 1, SECOND);
+  run_more(w, 5, 60 * SECOND);
+  expect_failures(w, all_of(w), 1, MLFAB_ERR_TIMEOUT, (int32_t)who);
+  assert_true(w->failure[0] || now(w) - since < 20 * SECOND);
 }
 
-/* Back before anybody noticed that it was away. */
-static void test_quick_restart(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 10; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 5, seed);
-    run_a_while(&w, 20 * MS);
-    uint32_t victim = (uint32_t)below(&w, w.workers);
-    uint64_t others = all_of(&w) & ~bit(victim);
-    kill_node(&w, victim);
-    open_node(&w, victim);
-    for (uint64_t end = now(&w) + 30 * SECOND;
-         !w.failure[0] && mlfab_node_ready(w.ranks[victim].node, NULL) != 1;) {
-      w.ranks[victim].silent = 1;
-      live_on(&w);
-      if (now(&w) > end) broken(&w, "rank %u is not let in again", victim);
-    }
-    w.ranks[victim].silent = 0;
-    run_to_failure(&w, others, 2, 60 * SECOND); /* it is dead; it takes part */
-    run_more(&w, 10, 60 * SECOND);
-    for (uint32_t i = 0; i < w.workers; i++) {
-      const rank *r = &w.ranks[i];
-      if (i == victim || w.failure[0]) continue;
-      if (r->failures[0].blamed != (int32_t)victim || r->nfailures > 2)
-        broken(&w, "rank %u: %u failures, the first %s, rank %d", i, r->nfailures,
-               mlfab_error_name(r->failures[0].code), (int)r->failures[0].blamed);
-      if (r->members != all_of(&w)) broken(&w, "rank %u does not know all", i);
-    }
-    end_test(&w);
+/* It is only slow, which fails nothing. */
+static void slow_rank(world *w, uint64_t seed, uint32_t who) {
+  (void)seed;
+  w->timeout_ns = 2 * SECOND;
+  run_more(w, 1, 60 * SECOND);
+  for (int k = 0; k < 3; k++) {
+    w->ranks[who].next_ns = now(w) + 1600 * MS;
+    w->depth = 1;
+    run_more(w, 2, 60 * SECOND);
   }
+  mlfab_sim_set_rate(w->sim, who, 2000000, 1000000);
+  w->timeout_ns = 60 * SECOND;
+  run_more(w, 5, 300 * SECOND);
+  expect_failures(w, all_of(w), 0, 0, 0);
 }
 
-/* One rank makes no calls: the others' deadline names it, and so does its own next call. */
-static void test_forgets(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 10; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 6, seed);
-    run_more(&w, 2, 60 * SECOND);
-    uint32_t who = (uint32_t)below(&w, w.workers);
-    uint64_t others = all_of(&w) & ~bit(who), since = now(&w);
-    w.timeout_ns = SECOND + below(&w, SECOND);
-    w.ranks[who].silent = 1;
-    /* Where nobody needs its part a call ends all the same; the next one but sixteen does not. */
-    run_to_failure(&w, others, 1, 20 * w.timeout_ns);
-    if (seed % 2 && !w.failure[0]) { /* the new epoch is there before its call */
-      uint64_t end = now(&w) + w.timeout_ns / 2;
-      while (now(&w) < end && !w.failure[0]) live_on(&w);
-    }
-    w.ranks[who].silent = 0;
-    run_to_failure(&w, bit(who), 1, SECOND);
-    run_more(&w, 5, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_TIMEOUT, (int32_t)who);
-    assert_true(w.failure[0] || now(&w) - since < 20 * SECOND);
-    end_test(&w);
+/* It calls another thing than the others. */
+static void differs(world *w, uint64_t seed, uint32_t who) {
+  uint64_t how = seed / 2 % 5;
+  w->make = make_sum;
+  w->depth = 1;
+  w->most = 1 + below(w, below(w, 2) ? 30 : 30000);
+  run_calls(w, 2, 60 * SECOND);
+  plan p = make_sum(w, w->ranks[who].calls, w->ranks[who].members);
+  if (how == 0) p.count = ++p.lengths[0];
+  if (how == 1) p.op = MLFAB_OP_MAX;
+  if (how == 2) p.dtype = MLFAB_F64;
+  if (how >= 3) p.kind = BROADCAST, p.width = 1, p.root = how == 4;
+  if (!w->failure[0]) assert_int_equal(begin_plan(w, who, &p), 0);
+  all_fail(w, all_of(w), 1, BEATS(w), MLFAB_ERR_MISMATCH, who);
+}
+
+/* It says goodbye: what it has called still works everywhere; of the rest all hear, once, that it has left. */
+static void leaves(world *w, uint64_t seed, uint32_t who) {
+  rank *r = &w->ranks[who];
+  int early = seed % 4 < 2;
+  w->most = 3000;
+  w->goal = 5 + below(w, 20);
+  while (!w->failure[0] && (r->calls < w->goal || (!early && r->nopen))) live_on(w);
+  mlfab_node_leave(r->node, now(w));
+  run_calls(w, w->goal, 60 * SECOND);
+  expect_failures(w, all_of(w), 0, 0, 0);
+  r->silent = 1;
+  all_fail(w, all_of(w) & ~bit(who), 1, BEATS(w), MLFAB_ERR_PEER_CLOSED, who);
+}
+
+static void cancels(world *w, uint64_t seed, uint32_t who) {
+  rank *r = &w->ranks[who];
+  (void)seed;
+  run_a_while(w, 10 * MS);
+  w->goal = UINT64_MAX;
+  do {
+    live_on(w);
+    finish(w, who); /* what is over cannot be cancelled */
+  } while (r->nopen == 0 && !w->failure[0]);
+  if (!w->failure[0])
+    assert_int_equal(mlfab_node_cancel(r->node, r->open[below(w, r->nopen)].request, now(w)), 0);
+  all_fail(w, all_of(w), 1, BEATS(w), MLFAB_ERR_CANCELLED, who);
+}
+
+/* refuse_nan: its call returns it, the others hear of it. */
+static void not_finite(world *w, uint64_t seed, uint32_t who) {
+  double data[] = {1.0, seed % 2 ? (double)NAN : (double)INFINITY};
+  const mlfab_vec vec = {data, 2};
+  const mlfab_collective o = {.size = sizeof o, .refuse_nan = 1};
+  mlfab_request request;
+  mlfab_error error;
+  rank *r = &w->ranks[who];
+  run_a_while(w, 10 * MS);
+  if (!w->failure[0]) {
+    finish(w, who);
+    assert_int_equal(SUBMIT(r->node, now(w), &request, ALLREDUCE, .vecs = &vec, .n = 1,
+                            .dtype = MLFAB_F64, .options = &o),
+                     MLFAB_ERR_NOT_FINITE);
+    assert_int_equal(mlfab_node_last_error(r->node, &error), 0);
+    assert_int_equal(error.rank, who);
+    uint32_t had = r->nopen;
+    driven_pump(r->node, r->link, now(w)); /* links may have memory of theirs until then */
+    finish(w, who);                        /* its other calls are over, too */
+    assert_int_equal(r->nopen, 0);
+    if (!had) note_failure(w, who, MLFAB_ERR_NOT_FINITE, (int32_t)who);
   }
+  all_fail(w, all_of(w), 1, BEATS(w), MLFAB_ERR_NOT_FINITE, who);
 }
 
-/* A rank that is only slow fails nothing. */
-static void test_slow_rank(void **state) {
+static const struct scene {
+  const char *name;
+  uint32_t seeds, planned; /* planned: more of them, with the planned tree */
+  uint32_t least, spread;  /* workers: least + seed % spread */
+  int early;               /* there were no calls before */
+  void (*play)(world *w, uint64_t seed, uint32_t who);
+} scenes[] = {
+    {"a rank dies", 24, 24, 2, 7, 0, crash},
+    {"a rank is lost early", 8, 0, 2, 5, 1, lost_early},
+    {"a rank is back at once", 10, 0, 2, 5, 0, quick_restart},
+    {"a rank forgets to call", 10, 6, 2, 6, 0, forgets},
+    {"a rank is slow", 4, 0, 4, 4, 0, slow_rank},
+    {"a rank calls another thing", 20, 0, 3, 4, 1, differs},
+    {"a rank leaves", 16, 0, 2, 6, 0, leaves},
+    {"a rank cancels", 16, 4, 2, 6, 0, cancels},
+    {"a number is not finite", 12, 0, 2, 6, 0, not_finite},
+};
+enum { SCENES = sizeof scenes / sizeof *scenes };
+
+static void test_scene(void **state) {
+  const struct scene *s = *state;
   static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 4; seed++) {
-    failing_world(&w, 3 + (uint32_t)seed, seed);
-    uint32_t who = (uint32_t)below(&w, w.workers);
-    w.timeout_ns = 2 * SECOND;
-    run_more(&w, 1, 60 * SECOND);
-    for (int k = 0; k < 3; k++) {
-      w.ranks[who].next_ns = now(&w) + 1600 * MS;
-      w.depth = 1;
-      run_more(&w, 2, 60 * SECOND);
-    }
-    mlfab_sim_set_rate(w.sim, who, 2000000, 1000000);
-    w.timeout_ns = 60 * SECOND;
-    run_more(&w, 5, 300 * SECOND);
-    expect_failures(&w, all_of(&w), 0, 0, 0);
-    end_test(&w);
-  }
-}
-
-static plan differs(const world *w, uint64_t number, uint64_t members, uint64_t how) {
-  plan p = make_sum(w, number, members);
-  if (how % 5 == 0) p.count = ++p.lengths[0];
-  if (how % 5 == 1) p.op = MLFAB_OP_MAX;
-  if (how % 5 == 2) p.dtype = MLFAB_F64;
-  if (how % 5 == 3) p.kind = BROADCAST, p.width = 1, p.root = 0;
-  if (how % 5 == 4) p.kind = BROADCAST, p.width = 1, p.root = 1;
-  return p;
-}
-
-/* One rank calls another thing than the others. */
-static void test_differs(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 20; seed++) {
-    failing_world(&w, 3 + (uint32_t)seed % 4, 2 * seed); /* without calls before */
-    uint32_t who = (uint32_t)below(&w, w.workers);
-    w.make = make_sum;
-    w.depth = 1;
-    w.most = 1 + below(&w, below(&w, 2) ? 30 : 30000);
-    run_calls(&w, 2, 60 * SECOND);
-    plan p = differs(&w, w.ranks[who].calls, w.ranks[who].members, seed);
-    if (!w.failure[0]) assert_int_equal(begin_plan(&w, who, &p), 0);
-    run_to_failure(&w, all_of(&w), 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_MISMATCH, (int32_t)who);
-    end_test(&w);
-  }
-}
-
-/* One says goodbye: what it has called still works everywhere; of the rest all hear, once, that it has left. */
-static void test_leaves(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 16; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 6, seed);
-    uint32_t who = (uint32_t)below(&w, w.workers), early = seed % 4 < 2;
-    uint64_t others = all_of(&w) & ~bit(who);
-    rank *r = &w.ranks[who];
-    w.most = 3000;
-    w.goal = 5 + below(&w, 20);
-    while (!w.failure[0] && (r->calls < w.goal || (!early && r->nopen))) live_on(&w);
-    mlfab_node_leave(r->node, now(&w));
-    run_calls(&w, w.goal, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 0, 0, 0);
-    r->silent = 1;
-    run_to_failure(&w, others, 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, others, 1, MLFAB_ERR_PEER_CLOSED, (int32_t)who);
+  for (uint64_t k = 1; k <= s->seeds + s->planned; k++) {
+    uint64_t seed = k <= s->seeds ? k : PLANNED + k - s->seeds;
+    if (s->early) seed *= 2; /* with an even one there are no calls */
+    failing_world(&w, s->least + (uint32_t)k % s->spread, seed);
+    s->play(&w, seed, (uint32_t)below(&w, w.workers));
     end_test(&w);
   }
 }
@@ -1249,7 +1267,7 @@ static void test_leaves(void **state) {
 static plan make_without(const world *w, uint64_t number, uint64_t members) {
   plan p = make_any(w, number, members);
   p.own = NO_REDUCER;
-  if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) p.width = width_of(p.dtype);
+  if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) p.width = value_bytes(p.dtype);
   return p;
 }
 
@@ -1312,63 +1330,6 @@ static void test_finishes(void **state) {
   }
 }
 
-static void test_cancel(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 16; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 6, seed);
-    run_a_while(&w, 10 * MS);
-    uint32_t who = (uint32_t)below(&w, w.workers);
-    rank *r = &w.ranks[who];
-    w.goal = UINT64_MAX;
-    while (r->nopen == 0 && !w.failure[0]) {
-      live_on(&w);
-      finish(&w, who); /* what is over cannot be cancelled */
-    }
-    if (!w.failure[0])
-      assert_int_equal(mlfab_node_cancel(r->node, r->open[below(&w, r->nopen)].request, now(&w)),
-                       0);
-    run_to_failure(&w, all_of(&w), 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_CANCELLED, (int32_t)who);
-    end_test(&w);
-  }
-}
-
-/* refuse_nan: the call returns it, the others hear of it. */
-static void test_not_finite(void **state) {
-  static world w;
-  (void)state;
-  for (uint64_t seed = 1; seed <= 12; seed++) {
-    failing_world(&w, 2 + (uint32_t)seed % 6, seed);
-    run_a_while(&w, 10 * MS);
-    uint32_t who = (uint32_t)below(&w, w.workers);
-    double data[] = {1.0, seed % 2 ? (double)NAN : (double)INFINITY};
-    const mlfab_vec vec = {data, 2};
-    const mlfab_collective o = {.size = sizeof o, .refuse_nan = 1};
-    mlfab_request request;
-    mlfab_error error;
-    rank *r = &w.ranks[who];
-    if (!w.failure[0]) {
-      finish(&w, who);
-      assert_int_equal(SUBMIT(r->node, now(&w), &request, ALLREDUCE, .vecs = &vec, .n = 1,
-                              .dtype = MLFAB_F64, .options = &o),
-                       MLFAB_ERR_NOT_FINITE);
-      assert_int_equal(mlfab_node_last_error(r->node, &error), 0);
-      assert_int_equal(error.rank, who);
-      uint32_t had = r->nopen;
-      driven_pump(r->node, r->link, now(&w)); /* links may have memory of theirs until then */
-      finish(&w, who);                        /* its other calls are over, too */
-      assert_int_equal(r->nopen, 0);
-      if (!had) note_failure(&w, who, MLFAB_ERR_NOT_FINITE, (int32_t)who);
-    }
-    run_to_failure(&w, all_of(&w), 1, 8 * w.config.heartbeat_ns);
-    run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_NOT_FINITE, (int32_t)who);
-    end_test(&w);
-  }
-}
-
 /* Failure after failure: nothing of an epoch stays. */
 static void test_memory(void **state) {
   static world w;
@@ -1424,10 +1385,22 @@ static void crash_and_return(world *w, uint32_t victim, uint64_t *back_ns) {
   }
 }
 
-static void run_seed(uint64_t seed) {
+/* The victim's new process makes calls when it has joined. */
+static void let_in(world *w, uint32_t victim) {
+  rank *r = &w->ranks[victim];
+  if (r->node && r->silent) r->silent = mlfab_node_ready(r->node, NULL) != 1;
+}
+
+static void run_seed_as(uint64_t seed, int planned) {
   static world w;
-  uint64_t workers = 2 + mix(seed) % 7;
-  init_world(&w, (uint32_t)workers, seed);
+  uint32_t workers = 2 + (uint32_t)(mix(seed) % 7);
+  if (planned) {
+    init_planned(&w, workers, seed, 1 + (uint32_t)(mix(seed) >> 8) % 2, 1);
+    if (mix(seed) >> 16 & 1) w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+    w.harsh = seed % 3 == 0;
+  } else {
+    init_world(&w, workers, seed);
+  }
   w.deaths = 1;
   w.config.chunk_bytes = 1024u << below(&w, 8);
   w.timeout_ns = 500 * MS << below(&w, 4);
@@ -1444,7 +1417,7 @@ static void run_seed(uint64_t seed) {
   sim.loss = sim.duplicate = 0.05 / frames;
   sim.reorder = 0.05;
   sim.partition = 0.3;
-  sim.partition_ns = 150 * MS;
+  sim.partition_ns = (w.harsh ? 1500 : 150) * MS;
   sim.slow = 0.5;
   sim.pause = 0.3;
   sim.pause_ns = 150 * MS;
@@ -1455,8 +1428,7 @@ static void run_seed(uint64_t seed) {
   uint64_t next_ns = below(&w, 2) ? now(&w) + below(&w, 4 * SECOND) : UINT64_MAX;
   for (uint64_t end = now(&w) + 6 * SECOND; now(&w) < end && !w.failure[0];) {
     if (now(&w) >= next_ns) crash_and_return(&w, victim, &next_ns);
-    if (w.ranks[victim].node && w.ranks[victim].silent)
-      w.ranks[victim].silent = mlfab_node_ready(w.ranks[victim].node, NULL) != 1;
+    let_in(&w, victim);
     live_on(&w);
     look_at_failures(&w);
     rank *r = &w.ranks[below(&w, workers)];
@@ -1470,29 +1442,36 @@ static void run_seed(uint64_t seed) {
     for (uint32_t i = 0; i < w.workers; i++) behind += w.ranks[i].node && w.ranks[i].successes < 30;
     if (behind == 0) break;
     if (now(&w) > end) broken(&w, "%u ranks do not succeed any more", behind);
-    if (w.ranks[victim].node && w.ranks[victim].silent)
-      w.ranks[victim].silent = mlfab_node_ready(w.ranks[victim].node, NULL) != 1;
+    let_in(&w, victim);
     live_on(&w);
     look_at_failures(&w);
   }
   end_test(&w);
 }
 
+static void run_seed(uint64_t seed) { run_seed_as(seed, 0); }
+static void run_planned_seed(uint64_t seed) { run_seed_as(seed, 1); }
+
 static void test_seeds(void **state) {
   (void)state;
   seeds_run("collective", test_cases_from(5, 100), run_seed);
 }
 
+static void test_planned_seeds(void **state) {
+  (void)state;
+  seeds_run("planned", test_cases_from(5, 100), run_planned_seed);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sizes),         cmocka_unit_test(test_faulty_links),
-      cmocka_unit_test(test_steady),        cmocka_unit_test(test_crash),
-      cmocka_unit_test(test_quick_restart), cmocka_unit_test(test_forgets),
-      cmocka_unit_test(test_slow_rank),     cmocka_unit_test(test_differs),
-      cmocka_unit_test(test_leaves),        cmocka_unit_test(test_finishes),
-      cmocka_unit_test(test_cancel),        cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_memory),        cmocka_unit_test(test_seeds),
-      cmocka_unit_test(test_lost_early),
+  cmocka_set_test_filter(getenv("MLFAB_TEST"));
+  struct CMUnitTest tests[8 + SCENES] = {
+      cmocka_unit_test(test_sizes),    cmocka_unit_test(test_planned_sizes),
+      cmocka_unit_test(test_steady),   cmocka_unit_test(test_faulty_links),
+      cmocka_unit_test(test_finishes), cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_seeds),    cmocka_unit_test(test_planned_seeds),
   };
+  for (size_t i = 0; i < SCENES; i++)
+    tests[8 + i] =
+        (struct CMUnitTest){scenes[i].name, test_scene, NULL, NULL, (void *)(uintptr_t)&scenes[i]};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

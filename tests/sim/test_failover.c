@@ -5,7 +5,10 @@
  * more than it has pushed, all or nothing of each update in a slice, and of the updates that were answered DURABLE all.
  * In the end a shard's slices have the same.
  * What was answered APPLIED and is lost with a copy is at most div_max in the norm of the shard, and is what
- * the workers' statistics say. */
+ * the workers' statistics say.
+ *
+ * Succession: server 0 is killed again and again while workers make collectives and barriers, all the same ones: no call
+ * fails, none hangs, and every sum is right. */
 #include "../unit/on_device.h"
 #include "job.h"
 
@@ -13,8 +16,10 @@
 
 enum {
   COUNT = 4096,
+  SUMMED = 200, /* in each collective */
   STEPS = 12,
-  WORKERS = 3,
+  WORKERS = 3, /* at most, in random jobs */
+  CALLERS = 4,
   SERVERS = 2,
   CUTS = 2,
   BEAT_MS = 50,
@@ -32,11 +37,21 @@ typedef struct worker {
   uint64_t crashes, open; /* ... and those of which the process that crashed had no answer */
   uint64_t back_ns;       /* GONE: when it comes back */
   int asks_durable;       /* the present push */
-  uint64_t then[WORKERS]; /* what was DURABLE of each when the present pull began */
+  uint64_t then[CALLERS]; /* what was DURABLE of each when the present pull began */
   uint64_t asked_ns;
   mlfab_request request;
   float u[COUNT], w[COUNT];
 } worker;
+
+/* A worker that makes collectives. */
+typedef struct caller {
+  struct job *job;
+  uint32_t rank;
+  int busy, late; /* late: another process has its number */
+  uint64_t calls, next_ns;
+  mlfab_request request;
+  int64_t data[SUMMED];
+} caller;
 
 /* What the events of a server's copies say. */
 typedef struct shard {
@@ -70,10 +85,16 @@ typedef struct job {
   uint32_t tags;
   uint64_t bound; /* of delays; 0: none */
   uint32_t eager; /* larger transfers wait for a plan; 0: none of this model */
-  worker of[WORKERS];
+  worker of[CALLERS];
   uint64_t last_ns; /* when a request ended last */
   uint32_t spare;   /* more hosts, behind the others */
+  uint32_t odd;     /* this node has another heartbeat; NOBODY: none */
+  uint32_t optimizer;
+  caller callers[CALLERS];
+  int ends, barriers; /* callers make their last calls; all calls are barriers */
 } job;
+
+static const uint32_t NOBODY = UINT32_MAX;
 
 static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
@@ -127,7 +148,7 @@ static mlfab_config node_config(job *j, uint32_t i) {
            host_of_copy(j, 0, 1));
   if (getenv("MLFAB_LOUD")) c.env = &loud;
   c.scheduler = MLFAB_SCHEDULER_OWN;
-  c.heartbeat_ns = BEAT_MS * WORLD_MS;
+  c.heartbeat_ns = (i == j->odd ? 10u : 1u) * BEAT_MS * WORLD_MS;
   c.div_max = j->div_max;
   if (j->eager) c.eager_bytes = j->eager;
   if (j->bound) c.schedule.delay_bound = j->bound;
@@ -155,7 +176,7 @@ static void compute(worker *me) {
 }
 
 /* How many updates of each worker are in each slice of a pulled model. */
-static void count(const job *j, const float *w, uint64_t got[WORKERS][SERVERS * CUTS]) {
+static void count(const job *j, const float *w, uint64_t got[CALLERS][SERVERS * CUTS]) {
   const uint32_t slices = j->w.servers * CUTS, workers = j->w.workers;
   for (uint32_t s = 0, i = 0; s < slices; s++) {
     for (uint32_t k = 0; k < workers; k++) got[(i + k) % workers][s] = (uint64_t)w[i + k];
@@ -175,7 +196,7 @@ static void count(const job *j, const float *w, uint64_t got[WORKERS][SERVERS * 
 
 static void judge(worker *me) {
   job *j = me->job;
-  uint64_t got[WORKERS][SERVERS * CUTS] = {{0}};
+  uint64_t got[CALLERS][SERVERS * CUTS] = {{0}};
   count(j, me->w, got);
   for (uint32_t o = 0; o < j->w.workers; o++) {
     for (uint32_t s = 0; s < j->w.servers * CUTS; s++) {
@@ -248,8 +269,7 @@ static void step_of(void *user) {
 
 /* --- the fabric --- */
 
-/* Opens all nodes, and waits until the fabric stands. */
-static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
+static void open_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
   world_init(&j->w, workers, servers, 1);
   j->w.nodes = workers + 2 * servers + 1;
   assert_true(j->w.nodes + j->spare <= WORLD_NODES);
@@ -257,6 +277,11 @@ static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) 
   world_network(&j->w, seed);
   j->w.nodes -= j->spare;
   for (uint32_t i = 0; i < j->w.nodes; i++) open_node(j, i);
+}
+
+/* Opens all nodes, and waits until the fabric stands. */
+static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
+  open_all(j, seed, workers, servers);
   for (uint32_t i = 0; i < j->w.nodes; i++) world_await(&j->w, i);
   for (uint32_t k = 0; k < workers; k++) {
     worker *me = &j->of[k];
@@ -268,10 +293,12 @@ static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) 
 }
 
 static void start_model(job *j, uint32_t k) {
-  mlfab_model_options options = {.size = sizeof options, .slices = CUTS * j->w.servers};
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_buf image = {0, 0, j->of[k].w, COUNT};
+  options.slices = CUTS * j->w.servers;
   options.consistency = j->sync;
   options.tags = j->tags;
+  options.optimizer = j->optimizer;
   memset(j->of[k].w, 0, sizeof j->of[k].w);
   OK(j->w.node[k], mlfab_model_start(j->w.node[k], &options, &image, 1));
 }
@@ -302,7 +329,7 @@ static void run(job *j) {
  * that has crashed says nothing more: of what it was told is lost, and of its open pushes, nobody knows. Returns what
  * is missing. */
 static uint64_t finish(job *j) {
-  uint64_t all[WORKERS][SERVERS * CUTS] = {{0}}, lost[WORKERS] = {0}, sum = 0;
+  uint64_t all[CALLERS][SERVERS * CUTS] = {{0}}, lost[CALLERS] = {0}, sum = 0;
   mlfab_buf image = {0, 0, j->of[0].w, COUNT};
   OK(j->w.node[0], mlfab_pull(j->w.node[0], &image, 1, NULL, NULL));
   count(j, j->of[0].w, all);
@@ -341,6 +368,7 @@ static void init(job *j, uint64_t seed) {
   memset(j, 0, sizeof *j);
   j->seed = j->random = seed;
   j->more = mix(seed);
+  j->odd = NOBODY;
 }
 
 /* A server is killed in the middle: its replica goes on. */
@@ -776,18 +804,244 @@ static void test_faults(void **state) {
   seeds_run("failover", test_cases(120), play);
 }
 
+/* --- succession --- */
+
+static void look_at_call(void *user);
+
+static uint64_t kind_of(const job *j, uint64_t call) {
+  return j->barriers ? 0 : mix(j->seed ^ call << 8) % 4;
+}
+
+static void begin_call(caller *me) {
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  mlfab_collective how = {.size = sizeof how, .timeout_ns = 20 * (uint64_t)WORLD_S};
+  uint64_t kind = kind_of(j, me->calls);
+  mlfab_vec vec = {me->data, SUMMED};
+  for (uint32_t i = 0; i < SUMMED; i++) me->data[i] = (int64_t)(me->calls * 10 + me->rank + i);
+  if (kind == 0) {
+    OK(node, mlfab_barrier_start(node, &how, &me->request));
+  } else {
+    if (kind == 1) how.algorithm = MLFAB_ALGORITHM_PLANNED;
+    OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, &how, &me->request));
+  }
+  me->busy = 1;
+}
+
+static void end_call(caller *me, const mlfab_result *result) {
+  job *j = me->job;
+  mlfab_error error;
+  uint64_t kind = kind_of(j, me->calls);
+  if (result->status) {
+    mlfab_last_error(j->w.node[me->rank], &error);
+    wrong("call %llu of worker %u: %s", (unsigned long long)me->calls, me->rank, error.text);
+  }
+  for (uint32_t i = 0; i < SUMMED && kind > 0; i++) {
+    int64_t sum = CALLERS * (int64_t)(me->calls * 10 + i) + CALLERS * (CALLERS - 1) / 2;
+    if (me->data[i] != sum)
+      wrong("call %llu of worker %u: %lld instead of %lld", (unsigned long long)me->calls, me->rank,
+            (long long)me->data[i], (long long)sum);
+  }
+  me->busy = 0;
+  me->calls++;
+  me->next_ns = mlfab_sim_clock(j->w.sim) + 1 + below(j, 30 * WORLD_MS);
+  assert_int_equal(mlfab_sim_at(j->w.sim, me->next_ns, look_at_call, me), 0);
+}
+
+static void look_at_call(void *user) {
+  caller *me = (caller *)user;
+  job *j = me->job;
+  mlfab_result result;
+  int done = 0;
+  uint64_t least = UINT64_MAX;
+  if (!j->w.node[me->rank] || mlfab_is_ready(j->w.node[me->rank], NULL) != 1) return;
+  if (me->busy) {
+    OK(j->w.node[me->rank], mlfab_test(j->w.node[me->rank], me->request, &done, &result));
+    if (done) end_call(me, &result);
+    return;
+  }
+  for (uint32_t k = 0; k < CALLERS; k++)
+    if (j->callers[k].calls < least) least = j->callers[k].calls;
+  if (mlfab_sim_clock(j->w.sim) < me->next_ns || (j->ends && me->calls > least)) return;
+  if (j->ends && me->calls == least) {
+    /* All end with the same number of calls. */
+    uint64_t most = 0;
+    for (uint32_t k = 0; k < CALLERS; k++)
+      if (j->callers[k].calls + (uint64_t)j->callers[k].busy > most)
+        most = j->callers[k].calls + (uint64_t)j->callers[k].busy;
+    if (me->calls >= most) return;
+  }
+  begin_call(me);
+}
+
+static void watch_calls(caller *me) {
+  job *j = me->job;
+  assert_int_equal(mlfab_sim_watch(j->w.sim, me->rank, look_at_call, me), 0);
+  assert_int_equal(mlfab_sim_at(j->w.sim, mlfab_sim_clock(j->w.sim) + 1, look_at_call, me), 0);
+}
+
+static void begin_calls(job *j, uint64_t seed, int barriers) {
+  init(j, seed);
+  j->barriers = barriers;
+  j->optimizer = seed % 2 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD; /* state is copied, too */
+  join_all(j, seed, CALLERS, 1);
+  for (uint32_t k = 0; k < CALLERS; k++) start_model(j, k);
+  for (uint32_t k = 0; k < CALLERS; k++) {
+    j->callers[k].job = j;
+    j->callers[k].rank = k;
+    watch_calls(&j->callers[k]);
+  }
+}
+
+static void end_calls(job *j) {
+  for (uint32_t i = 0; i < CALLERS; i++) mlfab_sim_watch(j->w.sim, i, NULL, NULL);
+  world_close(&j->w);
+}
+
+static uint64_t calls_of(const job *j) {
+  uint64_t n = 0;
+  for (uint32_t k = 0; k < CALLERS; k++) n += j->callers[k].calls;
+  return n;
+}
+
+static void run_until_in_sync(job *j) {
+  for (int k = 0; !j->shards[0].in_sync; k++) {
+    if (k > 400) wrong("the other copy is not in sync after 20 s");
+    mlfab_sim_run(j->w.sim, BEAT_MS * WORLD_MS);
+  }
+}
+
+/* Short faults, of which nobody dies. */
+static void trouble(job *j) {
+  uint32_t a = (uint32_t)below(j, CALLERS + 2), b = (uint32_t)below(j, CALLERS + 2);
+  if (below(j, 2)) {
+    mlfab_sim_pause(j->w.sim, a, 1 + below(j, BEAT_MS * WORLD_MS));
+  } else if (a != b) {
+    mlfab_sim_partition(j->w.sim, a, b, 1);
+    mlfab_sim_run(j->w.sim, 1 + below(j, BEAT_MS * WORLD_MS));
+    mlfab_sim_partition(j->w.sim, a, b, 0);
+  }
+}
+
+static void succession(uint64_t seed) {
+  static job j;
+  begin_calls(&j, seed, 0);
+  for (int k = 0; k < 3; k++) {
+    run_until_in_sync(&j);
+    if (seed % 2) trouble(&j);
+    run_until_in_sync(&j);
+    mlfab_sim_run(j.w.sim, below(&j, 200 * WORLD_MS));
+    if (!j.shards[0].in_sync) run_until_in_sync(&j);
+    uint64_t before = calls_of(&j);
+    uint32_t host = host_of_copy(&j, 0, j.shards[0].serves);
+    mlfab_sim_crash(j.w.sim, host);
+    j.shards[0].in_sync = 0;
+    mlfab_sim_run(j.w.sim, (2 + below(&j, 2)) * WORLD_S);
+    if (calls_of(&j) < before + 4 * CALLERS)
+      wrong("only %llu calls ended after kill %d", (unsigned long long)(calls_of(&j) - before), k);
+    open_node(&j, host);
+  }
+  j.ends = 1;
+  for (int k = 0, busy = 1; busy; k++) {
+    if (k > 400) wrong("a call has not ended");
+    mlfab_sim_run(j.w.sim, BEAT_MS * WORLD_MS);
+    busy = 0;
+    for (uint32_t i = 0; i < CALLERS; i++) busy |= j.callers[i].busy;
+  }
+  end_calls(&j);
+}
+
+/* A worker's process is replaced while server 0 is: both copies know which processes there are. Barriers go on without
+ * the worker, and with it as soon as it is back. */
+static void replacement(uint64_t seed) {
+  static job j;
+  const uint32_t one = CALLERS - 1;
+  begin_calls(&j, seed, 1);
+  run_until_in_sync(&j);
+  mlfab_sim_run(j.w.sim, below(&j, 200 * WORLD_MS));
+  const uint32_t server = host_of_copy(&j, 0, j.shards[0].serves);
+  for (int k = 0; k < 3; k++) { /* in any order, at about the same time */
+    if (k == (int)(seed % 3)) {
+      mlfab_sim_crash(j.w.sim, server);
+      /* Workers, too, may come to the next process before it knows that the fabric runs. */
+      if (seed % 2) open_node(&j, server);
+    } else if (!j.w.node[one] && !j.callers[one].late) {
+      mlfab_sim_run(j.w.sim, below(&j, 60 * WORLD_MS));
+      j.callers[one].late = 1;
+      open_node(&j, one);
+    } else if (j.w.node[one]) {
+      mlfab_sim_watch(j.w.sim, one, NULL, NULL);
+      mlfab_sim_crash(j.w.sim, one);
+    }
+    mlfab_sim_run(j.w.sim, below(&j, 20 * WORLD_MS));
+  }
+  for (int k = 0, ready = 0; !ready; k++) {
+    if (k > 15) wrong("the new process of worker %u is not there after 15 heartbeats", one);
+    mlfab_sim_run(j.w.sim, BEAT_MS * WORLD_MS);
+    ready = sim_ready(j.w.node[one]);
+  }
+  for (uint32_t k = 0; k < CALLERS; k++) j.callers[k].calls = 0;
+  j.callers[one].busy = 0;
+  j.callers[one].next_ns = 0;
+  watch_calls(&j.callers[one]);
+  mlfab_sim_run(j.w.sim, 2 * (uint64_t)WORLD_S);
+  for (uint32_t k = 0; k < CALLERS; k++)
+    if (j.callers[k].calls < 10)
+      wrong("worker %u has ended %llu barriers", k, (unsigned long long)j.callers[k].calls);
+  end_calls(&j);
+}
+
+static void test_replacement(void **state) {
+  (void)state;
+  seeds_run("replacement", test_cases_from(12, 100), replacement);
+}
+
+static void test_succession(void **state) {
+  (void)state;
+  seeds_run("succession", test_cases_from(5, 60), succession);
+}
+
+/* A copy with another heartbeat would stop answering too late, or begin too early. */
+static void test_other_heartbeat(void **state) {
+  static const char *const names[] = {
+      [0] = "worker 0", [CALLERS + 1] = "the replica of server 0", [CALLERS + 2] = "scheduler 0"};
+  static job j;
+  (void)state;
+  for (uint32_t odd = 0; odd < sizeof names / sizeof *names; odd++) {
+    mlfab_error error;
+    char text[160];
+    int ready = 0;
+    if (!names[odd]) continue;
+    init(&j, 1);
+    j.odd = odd;
+    open_all(&j, 1, CALLERS, 1);
+    while (!(ready = mlfab_is_ready(j.w.node[odd], &error))) assert_true(mlfab_sim_step(j.w.sim));
+    snprintf(text, sizeof text,
+             "heartbeat_ns (MLFAB_HEARTBEAT_MS) is 500 ms at %s, 50 ms at server 0", names[odd]);
+    if (ready != MLFAB_ERR_WORLD || !strstr(error.text, text))
+      fail_msg("%s \"%s\" instead of \"%s\"", mlfab_error_name(ready), error.text, text);
+    world_close(&j.w);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill),
-                                     cmocka_unit_test(test_kill_planned),
-                                     cmocka_unit_test(test_link_is_cut),
-                                     cmocka_unit_test(test_bound_is_set),
-                                     cmocka_unit_test(test_durable_expires),
-                                     cmocka_unit_test(test_in_sync_again),
-                                     cmocka_unit_test(test_replaced_at_once),
-                                     cmocka_unit_test(test_before_the_model),
-                                     cmocka_unit_test(test_worker_lost),
-                                     cmocka_unit_test(test_other_hosts),
-                                     cmocka_unit_test(test_all_pause),
-                                     cmocka_unit_test(test_faults)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_kill),
+      cmocka_unit_test(test_kill_planned),
+      cmocka_unit_test(test_link_is_cut),
+      cmocka_unit_test(test_bound_is_set),
+      cmocka_unit_test(test_durable_expires),
+      cmocka_unit_test(test_in_sync_again),
+      cmocka_unit_test(test_replaced_at_once),
+      cmocka_unit_test(test_before_the_model),
+      cmocka_unit_test(test_worker_lost),
+      cmocka_unit_test(test_other_hosts),
+      cmocka_unit_test(test_all_pause),
+      cmocka_unit_test(test_succession),
+      cmocka_unit_test(test_replacement),
+      cmocka_unit_test(test_other_heartbeat),
+      cmocka_unit_test(test_faults),
+  };
+  cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests_name("failover", tests, NULL, NULL);
 }

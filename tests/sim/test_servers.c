@@ -1,16 +1,22 @@
-/* test_servers.c - servers that join a running fabric, get slices and give them away, leave, and die, in whole simulated
- * fabrics, while workers train and more of them join.
+/* test_servers.c - workers and servers that join a running fabric, leave it and die, in whole simulated fabrics, while the
+ * others train.
  *
  * Every worker adds 1 to its own elements of the model, so a pull tells which updates it contains at which server. With
  * BSP all elements of a worker count the same number of updates in every pull, whatever server has them. In the end
- * every update is in the model once. A server dies only while it has no slices, or while a move is to give it its first
- * ones. */
+ * every update is in the model once.
+ *
+ * Growth: workers join, leave, and die before their first update. With BSP the updates of worker 0, which is there from the
+ * first round to the last, count the rounds: each other worker must be missing from all rounds before one, the same at all
+ * servers, and be in all rounds from that one on.
+ *
+ * Changes: servers come and go, too, and get slices and give them away. A server dies only while it has no slices, or while
+ * a move is to give it its first ones. */
 #include "../unit/on_device.h"
 #include "job.h"
 
-enum { COUNT = 6144, STEPS = 25, WORKERS = 3, SERVERS = 4 };
+enum { COUNT = 6144, MOST = 5, WORKERS = 3, SERVERS = 4, UNKNOWN = -1 };
 
-enum phase { ABSENT, OPENS, COMPUTES, PUSHES, PULLS, DONE };
+enum phase { ABSENT, OPENS, IDLES, COMPUTES, PUSHES, PULLS, LEAVES, AWAY, DEAD };
 enum place { NOWHERE, COMES, HERE }; /* of a server */
 
 struct job;
@@ -18,8 +24,12 @@ typedef struct worker {
   struct job *job;
   uint32_t rank;
   enum phase phase;
-  int busy;
-  uint64_t step, comes_ns, asked_ns;
+  int busy;          /* inside a blocking call */
+  uint64_t comes_ns; /* a joiner: when it opens; 0: never */
+  int dies;          /* it crashes: 1 before it has a model, 2 before its first update */
+  uint64_t step;     /* updates pushed */
+  int64_t first;     /* BSP: its first round, once it is known */
+  uint64_t asked_ns;
   mlfab_request request;
   float u[COUNT], w[COUNT];
 } worker;
@@ -29,9 +39,11 @@ static struct { uint32_t moves, refused, came, gone, died, lost; } seen;
 typedef struct job {
   world w;
   uint64_t random, seed;
-  uint32_t founders, founding;
+  int changes; /* of servers; else workers die */
+  uint32_t founders, most, founding;
+  uint64_t steps;
   mlfab_sync sync;
-  worker of[WORKERS];
+  worker of[MOST];
   enum place place[SERVERS];
   uint8_t holds[SERVERS], dies[SERVERS]; /* has slices; dies during the next move */
   uint32_t moves, moved, gone, came, died, refused;
@@ -44,12 +56,14 @@ static uint64_t now(const job *j) { return mlfab_sim_clock(j->w.sim); }
 
 /* --- nodes: workers, then servers --- */
 
+static uint32_t host_of(const job *j, uint32_t server) { return j->most + server; }
+
 static void open_node(job *j, uint32_t i) {
   mlfab_config c = world_config(&j->w, i);
   c.workers = j->founders;
-  c.workers_max = WORKERS;
+  c.workers_max = j->most;
   c.servers = j->founding;
-  c.servers_max = SERVERS;
+  c.servers_max = j->w.servers;
   sim_open(j->w.sim, i, &c, &j->w.node[i]);
 }
 
@@ -64,23 +78,47 @@ static void compute(worker *me) {
   assert_int_equal(mlfab_sim_at(me->job->w.sim, me->asked_ns + ns, step_of, me), 0);
 }
 
+static void judge_round(worker *me, const uint64_t *got) {
+  job *j = me->job;
+  uint64_t round = got[0];
+  if (me->first == UNKNOWN) me->first = (int64_t)(round - me->step);
+  if (me->first != (int64_t)(round - me->step))
+    wrong("worker %u is at %llu in round %llu, and began in round %lld", me->rank,
+          (unsigned long long)me->step, (unsigned long long)round, (long long)me->first);
+  for (uint32_t o = 1; o < j->most; o++) {
+    worker *other = &j->of[o];
+    if (other->phase == DEAD) continue;
+    if (other->first == UNKNOWN && got[o] > 0 && other->phase < LEAVES)
+      other->first = (int64_t)(round - got[o]);
+    uint64_t want = other->first == UNKNOWN || round < (uint64_t)other->first
+                        ? 0
+                        : round - (uint64_t)other->first;
+    if (other->phase >= LEAVES && want > other->step) want = other->step;
+    if (other->first != UNKNOWN && got[o] != want)
+      wrong("round %llu has %llu updates of worker %u, which began in round %lld, not %llu",
+            (unsigned long long)round, (unsigned long long)got[o], o, (long long)other->first,
+            (unsigned long long)want);
+  }
+}
+
 static void judge(worker *me) {
   job *j = me->job;
-  uint64_t got[WORKERS] = {0};
+  uint64_t got[MOST] = {0};
   for (uint32_t i = 0; i < COUNT; i++) {
-    uint32_t o = i % WORKERS;
+    uint32_t o = i % j->most;
     uint64_t n = (uint64_t)me->w[i];
-    if (i < WORKERS) got[o] = n;
+    if (i < j->most) got[o] = n;
     if (n > j->of[o].step)
       wrong("element %u has %llu updates, of %llu", i, (unsigned long long)n,
             (unsigned long long)j->of[o].step);
     if (o == me->rank && n != me->step)
       wrong("worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
             (unsigned long long)me->step, i);
-    if (j->sync.kind == MLFAB_SYNC_BSP && n != got[o])
+    if (j->sync.kind == MLFAB_SYNC_BSP && n != got[o] && j->of[o].phase != DEAD)
       wrong("worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
             (unsigned long long)got[o], o, (unsigned long long)n);
   }
+  if (j->sync.kind == MLFAB_SYNC_BSP) judge_round(me, got);
 }
 
 /* 0 when a server goes while this worker joins, before server 0 has told: it can be called again. */
@@ -101,39 +139,57 @@ static int start_model(worker *me) {
   return 1;
 }
 
-static int all_done(const job *j) {
-  for (uint32_t k = 0; k < WORKERS; k++)
-    if (j->of[k].phase != DONE) return 0;
+static int others_are_over(const job *j) {
+  for (uint32_t k = 1; k < j->most; k++)
+    if (j->of[k].phase < AWAY) return 0;
   return 1;
+}
+
+static void die(worker *me) {
+  assert_int_equal(mlfab_sim_crash(me->job->w.sim, me->rank), 0);
+  me->phase = DEAD;
 }
 
 /* A worker that joins. */
 static void join(worker *me) {
   job *j = me->job;
+  uint64_t idles_ns = j->changes ? 0 : 20000000u; /* it has joined, and has no model */
   if (me->phase == ABSENT && me->comes_ns && now(j) >= me->comes_ns) {
     open_node(j, me->rank);
     me->phase = OPENS;
     me->asked_ns = now(j);
   } else if (me->phase == OPENS && now(j) > me->asked_ns) {
-    me->asked_ns = now(j);
-    if (!sim_ready(j->w.node[me->rank])) return;
-    if (start_model(me)) compute(me);
+    me->asked_ns = now(j); /* once at a time: a host that is paused has a deadline in the past */
+    if (sim_ready(j->w.node[me->rank])) me->phase = IDLES;
+  }
+  if (me->phase != IDLES || now(j) < me->asked_ns + idles_ns) return;
+  if (me->dies == 1) {
+    die(me);
+  } else if (!start_model(me)) {
+    me->asked_ns = now(j) + 1;
+  } else if (me->dies == 2) {
+    die(me);
+  } else {
+    compute(me);
   }
 }
 
+/* Goes on with whatever has ended. Called after every event of the host, and when a computation ends. */
 static void step_of(void *user) {
   worker *me = user;
   job *j = me->job;
   mlfab *node = j->w.node[me->rank];
   mlfab_buf update = {0, 0, me->u, COUNT}, image = {0, 0, me->w, COUNT};
   mlfab_result result;
+  uint64_t patience_s = j->changes ? 60 : 30;
   int done = 0, code = 0;
   if (me->busy || !node || j->lost) return;
-  if ((me->phase == PUSHES || me->phase == PULLS) && now(j) - me->asked_ns > 60 * (uint64_t)WORLD_S)
-    wrong("worker %u waits for more than 60 s in step %llu", me->rank,
-          (unsigned long long)me->step);
+  /* Also while another joiner waits: some get their model at the same time. */
+  if (!j->changes && me->phase < COMPUTES && me->dies == 0) join(me);
+  if ((me->phase == PUSHES || me->phase == PULLS) && now(j) - me->asked_ns > patience_s * WORLD_S)
+    wrong("worker %u waits for ever in step %llu", me->rank, (unsigned long long)me->step);
   if (me->phase == COMPUTES && now(j) > me->asked_ns) {
-    for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % WORKERS == me->rank ? 1.0f : 0.0f;
+    for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->most == me->rank ? 1.0f : 0.0f;
     code = mlfab_push_start(node, &update, 1, NULL, &me->request);
     j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died; /* it died when all had their slices */
     if (j->lost) return;
@@ -157,9 +213,20 @@ static void step_of(void *user) {
       return;
     }
     judge(me);
-    me->phase = DONE; /* worker 0 goes on until the others have ended */
-    if (me->step < STEPS || (me->rank == 0 && !all_done(j))) compute(me);
+    if (me->step < j->steps || (me->rank == 0 && !others_are_over(j)))
+      compute(me);
+    else
+      me->phase = LEAVES;
   }
+}
+
+static void leave(worker *me) {
+  mlfab **node = &me->job->w.node[me->rank];
+  me->busy = 1;
+  OK(*node, mlfab_finish(*node, 0));
+  if (!me->job->changes && below(me->job, 2)) mlfab_close(node);
+  me->busy = 0;
+  me->phase = AWAY;
 }
 
 /* --- servers --- */
@@ -169,8 +236,8 @@ static void kill(void *user) {
   for (uint32_t s = 1; s < SERVERS; s++) {
     if (!j->dies[s]) continue;
     j->dies[s] = 0;
-    assert_int_equal(mlfab_sim_crash(j->w.sim, WORKERS + s), 0);
-    j->w.node[WORKERS + s] = NULL;
+    assert_int_equal(mlfab_sim_crash(j->w.sim, host_of(j, s)), 0);
+    j->w.node[host_of(j, s)] = NULL;
     j->place[s] = NOWHERE;
     j->died++;
     say(j->w.sim, "server %u dies", s);
@@ -186,7 +253,7 @@ static void move_slices(job *j) {
   }
   if (n == 0) list[n++] = 0;
   for (uint32_t i = 0; i < n; i++) {
-    if (list[i] == 0 || j->holds[list[i]] || below(j, 8) != 0 || dies) continue;
+    if (!j->changes || list[i] == 0 || j->holds[list[i]] || below(j, 8) != 0 || dies) continue;
     j->dies[list[i]] = 1;
     dies = 1;
     assert_int_equal(mlfab_sim_at(j->w.sim, now(j) + 100000 * below(j, 300), kill, j), 0);
@@ -217,7 +284,7 @@ static void move_slices(job *j) {
 }
 
 static void change_servers(job *j) {
-  uint32_t s = 1 + (uint32_t)below(j, SERVERS - 1), i = WORKERS + s;
+  uint32_t s = 1 + (uint32_t)below(j, SERVERS - 1), i = host_of(j, s);
   if (j->place[s] == NOWHERE) {
     open_node(j, i);
     j->place[s] = COMES;
@@ -239,12 +306,12 @@ static void change_servers(job *j) {
 static void look(job *j) {
   for (uint32_t s = 1; s < SERVERS; s++) {
     mlfab_error error;
-    mlfab *node = j->w.node[WORKERS + s];
+    mlfab *node = j->w.node[host_of(j, s)];
     if (j->place[s] != COMES) continue;
     int ready = mlfab_is_ready(node, &error);
     /* The number is given to another process only when the former is known to be dead. */
     if (ready < 0 && error.code == MLFAB_ERR_RANK_TAKEN) {
-      mlfab_abandon(&j->w.node[WORKERS + s]);
+      mlfab_abandon(&j->w.node[host_of(j, s)]);
       j->place[s] = NOWHERE;
     } else if (ready < 0) {
       wrong("server %u: %s", s, error.text);
@@ -257,82 +324,107 @@ static void look(job *j) {
 
 /* --- the fabric --- */
 
-static void begin(job *j, uint64_t seed) {
-  static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
-                                   MLFAB_SYNC_ASYNC};
+/* How many nodes there are, and what is drawn of them. */
+static void draw(job *j) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP, MLFAB_SYNC_ASYNC,
+                                   MLFAB_SYNC_DSPS};
+  j->founders = 1 + (uint32_t)below(j, 3);
+  j->most = j->changes ? WORKERS : j->founders + 1 + (uint32_t)below(j, MOST - j->founders);
+  j->founding = 1 + (uint32_t)below(j, 3);
+  j->steps = j->changes ? 25 : 10;
+  world_init(&j->w, j->most, j->changes ? SERVERS : j->founding, 1);
+  if (j->changes) j->w.config.heartbeat_ns = 100000000;
+  if (j->changes && WORLD_COMPLETE && below(j, 4) == 0)
+    j->w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  j->sync = (mlfab_sync){
+      .size = sizeof j->sync, .kind = kinds[below(j, j->changes ? 4 : 5)], .staleness = 2};
+  seeds_about(", kind %u", j->sync.kind);
+  world_network(&j->w, j->seed);
+  /* Slow servers: rounds end at different times at different servers. */
+  for (uint32_t s = 0; s < j->w.servers; s++) {
+    uint64_t rate = below(j, 2) ? 1250000000 : 2000000 + 1000000 * below(j, 20);
+    assert_int_equal(mlfab_sim_set_rate(j->w.sim, host_of(j, s), rate, rate), 0);
+  }
+}
+
+/* When a worker that is no founder comes: some at the same time. */
+static void draw_joiner(worker *me) {
+  job *j = me->job;
+  me->first = UNKNOWN;
+  if (!j->changes) {
+    me->dies = below(j, 5) == 0 ? 1 + (int)below(j, 2) : 0;
+    me->comes_ns = now(j) + 30000000u * below(j, 4);
+  } else if (below(j, 2)) {
+    me->comes_ns = now(j) + 1 + 30000000u * below(j, 8);
+  } else {
+    me->phase = AWAY;
+  }
+}
+
+static void begin(job *j, uint64_t seed, int changes) {
   memset(j, 0, sizeof *j);
   j->seed = j->random = seed;
-  j->founders = 1 + (uint32_t)below(j, WORKERS);
-  j->founding = 1 + (uint32_t)below(j, 3);
-  world_init(&j->w, WORKERS, SERVERS, 1);
-  j->w.config.heartbeat_ns = 100000000;
-  if (WORLD_COMPLETE && below(j, 4) == 0) j->w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
-  j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kinds[below(j, 4)], .staleness = 2};
-  seeds_about(", kind %u", j->sync.kind);
-  world_network(&j->w, seed);
-  for (uint32_t s = 0; s < SERVERS; s++) {
-    uint64_t rate = below(j, 2) ? 1250000000 : 2000000 + 1000000 * below(j, 20);
-    assert_int_equal(mlfab_sim_set_rate(j->w.sim, WORKERS + s, rate, rate), 0);
-  }
-  uint32_t early = j->founding + (uint32_t)(below(j, 4) == 0 && j->founding < SERVERS);
-  for (uint32_t i = 0; i < WORKERS + early; i++) {
-    if (i >= j->founders && i < WORKERS) continue;
-    open_node(j, i);
-  }
+  j->changes = changes;
+  draw(j);
+  uint32_t early = j->founding;
+  if (changes) early += below(j, 4) == 0 && j->founding < SERVERS;
+  for (uint32_t i = 0; i < j->most + early; i++)
+    if (i < j->founders || i >= j->most) open_node(j, i);
   for (uint32_t s = 0; s < early; s++) {
     j->place[s] = s < j->founding ? HERE : COMES;
     j->holds[s] = s < j->founding;
   }
-  for (uint32_t i = 0; i < WORKERS + j->founding; i++)
-    if (i < j->founders || i >= WORKERS) world_await(&j->w, i);
-  for (uint32_t k = 0; k < WORKERS; k++) {
+  for (uint32_t i = 0; i < j->most + j->founding; i++)
+    if (i < j->founders || i >= j->most) world_await(&j->w, i);
+  for (uint32_t k = 0; k < j->most; k++) {
     worker *me = &j->of[k];
     me->job = j;
     me->rank = k;
-    if (k >= j->founders && below(j, 2)) me->comes_ns = now(j) + 1 + 30000000u * below(j, 8);
-    if (k >= j->founders && !me->comes_ns) me->phase = DONE;
+    me->busy = k < j->founders;
+    if (k >= j->founders) draw_joiner(me);
     assert_int_equal(mlfab_sim_watch(j->w.sim, k, step_of, me), 0);
   }
-  for (uint32_t k = 0; k < j->founders; k++) j->of[k].busy = 1;
   for (uint32_t k = 0; k < j->founders; k++) start_model(&j->of[k]);
   for (uint32_t k = 0; k < j->founders; k++) compute(&j->of[k]);
 }
 
-static void finish_early(worker *me) {
-  job *j = me->job;
-  mlfab *node = j->w.node[me->rank];
-  if (me->rank == 0 || me->busy || me->phase != DONE || !node || me->step == 0) return;
-  me->busy = 2; /* the others go on without it */
-  OK(node, mlfab_finish(node, 0));
-}
-
-static void play(uint64_t seed) {
-  static job j;
-  begin(&j, seed);
-  mlfab_sim_options faults = {
-      .size = sizeof faults, .loss = 0.002, .reorder = 0.05, .pause = 0.3, .pause_ns = 50000000};
-  if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
-  while (!all_done(&j) && !j.lost) {
-    sim_step(j.w.sim);
-    look(&j);
-    for (uint32_t k = 0; k < WORKERS; k++) {
-      if (j.of[k].phase < COMPUTES && k >= j.founders) join(&j.of[k]);
-      finish_early(&j.of[k]);
-    }
-    if (below(&j, 500) == 0) change_servers(&j);
-    if (below(&j, 1500) == 0 && !j.of[0].busy) move_slices(&j);
-  }
-  mlfab_sim_set_faults(j.w.sim, NULL);
-  mlfab_buf image = {0, 0, j.of[0].w, COUNT};
-  int code = j.lost ? 0 : mlfab_pull(j.w.node[0], &image, 1, NULL, NULL);
-  j.lost |= code == MLFAB_ERR_PEER_DEAD && j.died; /* likewise */
-  if (!j.lost) world_expect(j.w.node[0], code, 0, "pull");
-  for (uint32_t i = 0; i < COUNT && !j.lost; i++) {
-    const worker *o = &j.of[i % WORKERS];
-    if ((uint64_t)j.of[0].w[i] != o->step)
-      wrong("in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
+/* In the end every update is in the model. */
+static void check_model(job *j) {
+  mlfab_buf image = {0, 0, j->of[0].w, COUNT};
+  int code = j->lost ? 0 : mlfab_pull(j->w.node[0], &image, 1, NULL, NULL);
+  j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died; /* it died when all had their slices */
+  if (!j->lost) world_expect(j->w.node[0], code, 0, "pull");
+  for (uint32_t i = 0; i < COUNT && !j->lost; i++) {
+    const worker *o = &j->of[i % j->most];
+    if ((uint64_t)j->of[0].w[i] != o->step)
+      wrong("in the end element %u is %g, of %llu updates", i, (double)j->of[0].w[i],
             (unsigned long long)o->step);
   }
+}
+
+static void play(uint64_t seed, int changes) {
+  static job j;
+  begin(&j, seed, changes);
+  mlfab_sim_options faults = {
+      .size = sizeof faults, .loss = 0.002, .reorder = 0.05, .pause = 0.3, .pause_ns = 50000000};
+  /* Slices move in one step of so many; 0: never. */
+  uint64_t moves = changes ? 1500 : below(&j, 3) == 0 && WORLD_COMPLETE ? 4000 : 0;
+  if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
+  while (j.of[0].phase != LEAVES && !j.lost) {
+    sim_step(j.w.sim);
+    look(&j);
+    for (uint32_t k = 1; k < j.most; k++) {
+      if (j.of[k].phase < COMPUTES && k >= j.founders) join(&j.of[k]);
+      if (j.of[k].phase == LEAVES) leave(&j.of[k]);
+    }
+    if (changes && below(&j, 500) == 0) change_servers(&j);
+    if (moves && below(&j, moves) == 0 && !j.of[0].busy) move_slices(&j);
+  }
+  mlfab_sim_set_faults(j.w.sim, NULL);
+  check_model(&j);
+  for (uint32_t k = 0; k < j.most && !changes; k++)
+    if (j.of[k].dies == 0 && world_saw(&j.w, MLFAB_EVENT_DEAD, (int32_t)k, 0))
+      wrong("worker %u was taken for dead", k);
   say(j.w.sim, "%u moves (%u refused), %u came, %u went, %u died; lost %d", j.moved, j.refused,
       j.came, j.gone, j.died, j.lost);
   seen.moves += j.moved;
@@ -344,9 +436,17 @@ static void play(uint64_t seed) {
   world_close(&j.w);
 }
 
+static void play_growth(uint64_t seed) { play(seed, 0); }
+static void play_changes(uint64_t seed) { play(seed, 1); }
+
+static void test_growth(void **state) {
+  (void)state;
+  seeds_run("growth", test_cases(400), play_growth);
+}
+
 static void test_come_and_go(void **state) {
   (void)state;
-  seeds_run("servers", test_cases(400), play);
+  seeds_run("servers", test_cases(400), play_changes);
   printf(
       "%u moves, %u refused; %u servers came, %u left without slices, %u died in a move, %u of "
       "them with slices\n",
@@ -364,6 +464,7 @@ static void found(job *j, uint32_t kind) {
   memset(j, 0, sizeof *j);
   j->seed = j->random = 1;
   j->founders = j->founding = 2;
+  j->most = WORKERS;
   world_init(&j->w, WORKERS, SERVERS, 1);
   j->w.config.heartbeat_ns = 100 * WORLD_MS;
   j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kind};
@@ -513,9 +614,64 @@ static void test_iterations_go_on(void **state) {
   world_close(&j.w);
 }
 
+/* At its servers, too, rounds do not wait for a process that has joined and has no model. It then begins in the round that is
+ * open. */
+static void test_guest(void **state) {
+  static job j;
+  (void)state;
+  found(&j, MLFAB_SYNC_BSP);
+  open_node(&j, 2);
+  world_await(&j.w, 2);
+  uint64_t begun = now(&j);
+  for (int k = 0; k < 5; k++) train(&j, 2);
+  assert_true(now(&j) - begun < WORLD_S);
+  start_model(&j.of[2]);
+  assert_true(j.of[2].w[0] > 9.5f && j.of[2].w[0] < 10.5f);
+  /* From here on a round waits for it. */
+  mlfab_buf one = {0, 0, j.of[0].u, COUNT}, image = {0, 0, j.of[2].w, COUNT};
+  OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
+  mlfab_request pull = pull_that_waits(&j);
+  OK(j.w.node[2], mlfab_push(j.w.node[2], &one, 1, NULL, NULL));
+  OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
+  OK(j.w.node[2], mlfab_pull(j.w.node[2], &image, 1, NULL, NULL));
+  assert_true(j.of[0].w[0] > 12.5f && j.of[0].w[0] < 13.5f);
+  assert_memory_equal(j.of[0].w, j.of[2].w, sizeof j.of[0].w);
+  world_close(&j.w);
+}
+
+/* A new process of worker 0 comes with first weights, which the standing model does not take, and counts again. */
+static void test_first_worker_again(void **state) {
+  static job j;
+  (void)state;
+  found(&j, MLFAB_SYNC_BSP);
+  assert_int_equal(mlfab_sim_crash(j.w.sim, 0), 0);
+  mlfab_buf one = {0, 0, j.of[1].u, COUNT}, image = {0, 0, j.of[1].w, COUNT};
+  for (int k = 0; k < 3; k++) {
+    OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
+    OK(j.w.node[1], mlfab_pull(j.w.node[1], &image, 1, NULL, NULL));
+  }
+  uint64_t begun = now(&j);
+  open_node(&j, 0);
+  world_await(&j.w, 0);
+  start_model(&j.of[0]);
+  assert_true(now(&j) - begun < WORLD_S);
+  assert_true(j.of[0].w[0] > 2.5f && j.of[0].w[0] < 3.5f);
+  float all = train(&j, 2);
+  assert_true(all > 4.5f && all < 5.5f);
+  OK(j.w.node[1], mlfab_pull(j.w.node[1], &image, 1, NULL, NULL));
+  assert_memory_equal(j.of[0].w, j.of[1].w, sizeof j.of[0].w);
+  world_close(&j.w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_come_and_go),
-                                     cmocka_unit_test(test_refusals), cmocka_unit_test(test_guests),
-                                     cmocka_unit_test(test_iterations_go_on)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_come_and_go),
+      cmocka_unit_test(test_growth),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_guests),
+      cmocka_unit_test(test_guest),
+      cmocka_unit_test(test_first_worker_again),
+      cmocka_unit_test(test_iterations_go_on),
+  };
   return cmocka_run_group_tests_name("servers", tests, NULL, NULL);
 }
