@@ -6,6 +6,7 @@
 #include "core/checkpoint/checkpoint_wire.h"
 #include "core/checkpoint/record.h"
 #include "core/model/image.h"
+#include "core/node/node.h"
 #include "core/replica/replica_wire.h"
 #include "../unit/scale.h"
 #include "talk.h"
@@ -447,6 +448,22 @@ static void test_away(void **state) {
   }
 }
 
+/* A copy that stands by ends when the copy that serves says goodbye. No other goodbye ends a copy. */
+static void test_goodbyes(void **state) {
+  (void)state;
+  for (uint32_t i = 0; i < 6; i++) {
+    uint32_t serves = i % 3; /* 0: no; 1: yes; 2: it has taken over */
+    if (serves == 1)
+      serve_simply();
+    else
+      stand_by();
+    if (serves == 2) take_over();
+    SAY(T, FROM_VOTER(i < 3 ? OTHER : WITNESS), BYE, bye, .code = 0);
+    assert_int_equal(me->t.node->ended, i == 0);
+    talk_close(T);
+  }
+}
+
 /* --- any server --- */
 
 static setting draw_setting(void) {
@@ -666,8 +683,9 @@ int main(void) {
       cmocka_unit_test(test_no_model), cmocka_unit_test(test_end_waits),
       cmocka_unit_test(test_lost),     cmocka_unit_test(test_asks),
       cmocka_unit_test(test_stale),    cmocka_unit_test(test_why),
-      cmocka_unit_test(test_away),     cmocka_unit_test(test_any),
-      cmocka_unit_test(test_memory),   cmocka_unit_test(test_others),
+      cmocka_unit_test(test_away),     cmocka_unit_test(test_goodbyes),
+      cmocka_unit_test(test_any),      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_others),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -479,6 +479,7 @@ static void test_adopt(void **state) {
   mlfab__adopt good = {.attempt = ATTEMPT,
                        .slices = SLICES,
                        .restored = 7,
+                       .packets = 1,
                        .tensors = 1,
                        .options = d.options,
                        .words = SLICES + 1};
