@@ -207,7 +207,9 @@ TSAN_TESTS := $(patsubst %.c,%,$(PUBLIC))
 check-built: test-built $(BUILD)/bench $(call built,$(CHECK_TESTS)) mpi cblas-built gpu-built
 	+@$(SUBMAKE) $(ASAN) sanitized FUZZ='$(FUZZERS:.c=)'
 	+@$(SUBMAKE) $(TSAN) sanitized MAIN_TESTS='$(TSAN_TESTS)' CHECK_TESTS= FUZZ=
-sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addprefix $(BUILD)/,$(FUZZ))
+# Scripts that run under sanitizers, and the programs that these start.
+SANITIZED := startup kill9
+sanitized: $(addprefix $(BUILD)/,mlfab-run $(addprefix tests/process/,probe kill_worker mixer puller)) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addprefix $(BUILD)/,$(FUZZ))
 
 HAND_WRITTEN = $(OWN_HEADERS) $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
@@ -223,7 +225,7 @@ run-check:
 	  'libfuzzer@600=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; make --no-print-directory fuzz FUZZ_SECONDS=3' \
 	  $(foreach test,$(call runnable,$(filter-out %/test_conform,$(TSAN_TESTS))),$(call in_tsan,$(test),)) \
 	  $(foreach only,$(if $(call found,cmocka),tcp shm),$(call in_tsan,tests/conform/test_conform,CONFORM_ONLY=$(only))) \
-	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh $(PYTHON) tests/process/$(script)_test.py'))
+	  $(foreach script,$(SANITIZED),$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh $(PYTHON) tests/process/$(script)_test.py'))
 
 soak: export MLFAB_SCALE := $(or $(MLFAB_SCALE),100)
 soak: ##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
