@@ -9,7 +9,8 @@
  * MLFAB_SEED=n adds to the seeds, MLFAB_SCALE=10 ten times as many worlds. */
 #include "core/coll/partial_run.h"
 #include "links.h"
-#include "scale.h"
+
+#include "../testing.h"
 
 #include <math.h>
 
@@ -378,8 +379,7 @@ static uint32_t draw_workers(int round) {
   return round % 8 ? 1 + (uint32_t)round % 7 : 8 + (uint32_t)mlfab__mix((uint64_t)round) % 26;
 }
 
-static void test_calm(void **state) {
-  (void)state;
+TEST(test_calm) {
   int worlds = scaled(60, 20000);
   uint64_t finished = 0, rounds = 0;
   for (int round = 0; round < worlds; round++) {
@@ -399,8 +399,7 @@ static void test_calm(void **state) {
 
 /* Nothing is lost or doubled by failures. Each is seen by each once; of two that come between two
  * calls, the later one. */
-static void test_failures(void **state) {
-  (void)state;
+TEST(test_failures) {
   uint64_t failed = 0;
   int worlds = scaled(60, 20000);
   for (int round = 0; round < worlds; round++) {
@@ -433,8 +432,7 @@ static void open_small(uint32_t mode, uint32_t quorum, uint32_t results, uint64_
 }
 
 /* A flush that ends well for some and fails for others is flushed once. */
-static void test_flush_failures(void **state) {
-  (void)state;
+TEST(test_flush_failures) {
   uint32_t failed = 0, parted = 0;
   int worlds = scaled(120, 20000);
   for (int round = 0; round < worlds; round++) {
@@ -454,9 +452,8 @@ static void test_flush_failures(void **state) {
 }
 
 /* One that is taken for dead while what it brought is in a round, which the others then make without it. */
-static void test_taken_for_dead(void **state) {
+TEST(test_taken_for_dead) {
   uint32_t waited = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, seed % 2 ? MLFAB_PARTIAL_LATEST : MLFAB_PARTIAL_QUEUED,
                seed_of(70 + seed));
@@ -493,8 +490,7 @@ static void test_taken_for_dead(void **state) {
 }
 
 /* All have taken part in a round when one has its result: it ends by itself, whoever closes. */
-static void test_closed_in_good_order(void **state) {
-  (void)state;
+TEST(test_closed_in_good_order) {
   for (uint64_t seed = 0; seed < 40; seed++) {
     mlfab_error error;
     open_world(4, seed_of(900 + seed));
@@ -518,9 +514,8 @@ static void test_closed_in_good_order(void **state) {
 }
 
 /* A worker that leaves before an epoch forms, and whose word of it is lost with its link. */
-static void test_leave_is_lost(void **state) {
+TEST(test_leave_is_lost) {
   int tried = 0;
-  (void)state;
   for (uint64_t seed = 0; seed < 40; seed++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(300 + seed));
     worker *me = &w->workers[3];
@@ -567,9 +562,8 @@ static void expect_drops(void) {
 }
 
 /* A READY is kept without credit, so it has no bytes. */
-static void test_ready_with_bytes(void **state) {
+TEST(test_ready_with_bytes) {
   static const uint8_t bulk[4096];
-  (void)state;
   open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(5));
   const mlfab__coll head = {
       .number = 1000000, .flags = MLFAB__COLL_READY, .signature = 1, .total = sizeof bulk};
@@ -578,9 +572,8 @@ static void test_ready_with_bytes(void **state) {
 }
 
 /* A message that counts for credit does so from its first byte to its last. */
-static void test_flags_that_change(void **state) {
+TEST(test_flags_that_change) {
   static const uint8_t bulk[4800];
-  (void)state;
   open_world(2, seed_of(6));
   w->options.mode = MLFAB_PARTIAL_SOLO;
   w->options.results = MLFAB_PARTIAL_LATEST;
@@ -643,8 +636,7 @@ static void expect_all(int32_t code, int32_t rank, const char *part) {
   }
 }
 
-static void test_majority_waits_for_the_drawn(void **state) {
-  (void)state;
+TEST(test_majority_waits_for_the_drawn) {
   for (uint64_t seed = 1; seed < 9; seed++) {
     open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(seed));
     /* Who it is shows when it alone does not call. */
@@ -661,8 +653,7 @@ static void test_majority_waits_for_the_drawn(void **state) {
   }
 }
 
-static void test_quorum_waits_for_all(void **state) {
-  (void)state;
+TEST(test_quorum_waits_for_all) {
   for (uint32_t rank = 0; rank < 4; rank++) {
     open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(20 + rank));
     call_without(rank, 8 * BEAT);
@@ -672,8 +663,7 @@ static void test_quorum_waits_for_all(void **state) {
   }
 }
 
-static void test_full_queue(void **state) {
-  (void)state;
+TEST(test_full_queue) {
   open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_QUEUED, seed_of(30));
   for (int step = 0; step < 3; step++) {
     call_without(2, 8 * BEAT);
@@ -684,8 +674,7 @@ static void test_full_queue(void **state) {
 }
 
 /* A worker that dies, one that leaves, one that has closed the object. */
-static void test_gone(void **state) {
-  (void)state;
+TEST(test_gone) {
   mlfab_error error;
   open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
   call_without(1, 0);
@@ -710,8 +699,7 @@ static void test_gone(void **state) {
 }
 
 /* One that closes when an epoch is over, before the next begins: that one stands, and only a step fails. */
-static void test_closed_between_epochs(void **state) {
-  (void)state;
+TEST(test_closed_between_epochs) {
   static const uint32_t closers[] = {0, 2, 3};
   for (uint64_t seed = 0; seed < 3; seed++) {
     mlfab_error error;
@@ -745,8 +733,7 @@ static void test_closed_between_epochs(void **state) {
 
 /* One that closes while links hold bytes of the round: it waits for it, or for the end of the epoch, and
  * then its memory stays until all actions are out. */
-static void test_closed_while_lent(void **state) {
-  (void)state;
+TEST(test_closed_while_lent) {
   mlfab_error error;
   for (uint64_t seed = 0; seed < 12; seed++) {
     open_world(3, seed_of(50 + seed));
@@ -791,10 +778,9 @@ static void test_closed_while_lent(void **state) {
 
 /* A frame of a round that is called later came early: whoever closes the object then is missing from that
  * round, and says so, whichever round it is. */
-static void test_closed_before_a_round(void **state) {
+TEST(test_closed_before_a_round) {
   static const uint8_t bulk[64];
   mlfab_error error;
-  (void)state;
   for (uint64_t number = 64; number < 128; number++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(number));
     worker *me = &w->workers[1];
@@ -810,8 +796,7 @@ static void test_closed_before_a_round(void **state) {
   }
 }
 
-static void test_other_options(void **state) {
-  (void)state;
+TEST(test_other_options) {
   open_world(4, seed_of(50));
   for (uint32_t i = 0; i < w->n; i++) {
     mlfab_partial_options options = w->options;
@@ -845,8 +830,7 @@ static void expect_refused(uint64_t count, int dtype, const mlfab_partial_option
   assert_int_equal(me->comm.objects_opened, 0);
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(test_refusals) {
   open_world(3, seed_of(60));
   mlfab_partial_options good = {.size = sizeof good, .mode = MLFAB_PARTIAL_SOLO}, bad = good;
   expect_refused(4, MLFAB_F32, NULL, MLFAB_ERR_ARGUMENT, "no options");
@@ -878,8 +862,7 @@ static void test_refusals(void **state) {
 }
 
 /* NaN is refused alone; means; what is called while something is under way; two at once. */
-static void test_floats(void **state) {
-  (void)state;
+TEST(test_floats) {
   enum { N = 2 };
   mlfab_partial_options options = {.size = sizeof options,
                                    .mode = MLFAB_PARTIAL_QUORUM,
@@ -953,26 +936,4 @@ static void test_floats(void **state) {
   close_world();
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_calm),
-      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_flush_failures),
-      cmocka_unit_test(test_taken_for_dead),
-      cmocka_unit_test(test_closed_in_good_order),
-      cmocka_unit_test(test_leave_is_lost),
-      cmocka_unit_test(test_ready_with_bytes),
-      cmocka_unit_test(test_flags_that_change),
-      cmocka_unit_test(test_majority_waits_for_the_drawn),
-      cmocka_unit_test(test_quorum_waits_for_all),
-      cmocka_unit_test(test_full_queue),
-      cmocka_unit_test(test_gone),
-      cmocka_unit_test(test_closed_between_epochs),
-      cmocka_unit_test(test_closed_while_lent),
-      cmocka_unit_test(test_closed_before_a_round),
-      cmocka_unit_test(test_other_options),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_floats),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
