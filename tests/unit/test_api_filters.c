@@ -2,7 +2,7 @@
  * error, and changes nothing; and the edges of what is right.
  *
  * Source: FluentPS Table III; TDF 3, 4.2, 4.3. */
-#include "world.h"
+#include "said.h"
 
 #include <math.h>
 
@@ -31,19 +31,6 @@ static mlfab_model_options model_of(mlfab_sync s) {
   o.consistency = s;
   return o;
 }
-
-static void said(mlfab *node, int code, const char *text) {
-  mlfab_error error;
-  OK(node, mlfab_last_error(node, &error));
-  if (error.code != code || !strstr(error.text, text))
-    fail_msg("last error is %s \"%s\", without \"%s\"", mlfab_error_name(error.code), error.text,
-             text);
-}
-#define REFUSED(node, call, code, text) \
-  do {                                  \
-    EXPECT(node, call, code);           \
-    said(node, code, text);             \
-  } while (0)
 
 static void open_world(fixture *f, uint32_t workers, uint32_t servers) {
   memset(f, 0, sizeof *f);

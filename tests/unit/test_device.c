@@ -6,7 +6,7 @@
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
 #include "played.h"
-#include "world.h"
+#include "said.h"
 #include "../../mlfab_partial.h"
 #include "../testing.h"
 
@@ -51,14 +51,6 @@ static void end(fixture *f) {
     assert_int_equal(f->device[i]->pinned_now, 0);
     played_end(f->device[i]);
   }
-}
-
-static void said(mlfab *node, int code, const char *text) {
-  mlfab_error error;
-  assert_int_equal(mlfab_last_error(node, &error), 0);
-  if (error.code != code || !strstr(error.text, text))
-    fail_msg("last error is %s \"%s\", not %s \"%s\"", mlfab_error_name(error.code), error.text,
-             mlfab_error_name(code), text);
 }
 
 /* Drives all workers until this request has ended; returns how. */
@@ -637,8 +629,8 @@ TEST(test_flush) {
   played_produce(p, at[0], ones, sizeof ones);
   p->copy_fails_at = p->copies + 1;
   OK(node, mlfab_push_start(node, &buf, 1, NULL, NULL));
-  EXPECT(node, mlfab_flush(node, 0), MLFAB_ERR_DEVICE);
-  said(node, MLFAB_ERR_DEVICE, "push: copying from device memory: played 800");
+  REFUSED(node, mlfab_flush(node, 0), MLFAB_ERR_DEVICE,
+          "push: copying from device memory: played 800");
   OK(node, mlfab_pull(node, &host, 1, NULL, NULL));
   assert_memory_equal(got, zeros, sizeof got);
   OK(node, mlfab_push_start(node, &buf, 1, NULL, NULL));
@@ -1244,9 +1236,8 @@ TEST(test_without_a_device) {
   played *p = played_begin(1);
   owned = p->at;
   mlfab_vec vec = {played_alloc(p, 64), 2};
-  EXPECT(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request),
-         MLFAB_ERR_ARGUMENT);
-  said(w.node[0], MLFAB_ERR_ARGUMENT, "this context has no device: call mlfab_gpu_attach");
+  REFUSED(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request),
+          MLFAB_ERR_ARGUMENT, "this context has no device: call mlfab_gpu_attach");
   OK(w.node[0], mlfab_device_attach(w.node[0], &played_device, p, 0));
   OK(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request));
   owned = NULL;
@@ -1264,15 +1255,14 @@ TEST(test_attach) {
       offsetof(mlfab_device, poll),  offsetof(mlfab_device, drop),  offsetof(mlfab_device, text)};
   begin(&f, 1, 1, 0);
   mlfab *node = f.w.node[0], *server = f.w.node[1];
-  EXPECT(node, mlfab_device_attach(node, &played_device, f.device[0], 0), MLFAB_ERR_STATE);
-  said(node, MLFAB_ERR_STATE, "a played device is attached already");
+  REFUSED(node, mlfab_device_attach(node, &played_device, f.device[0], 0), MLFAB_ERR_STATE,
+          "a played device is attached already");
   EXPECT(server, mlfab_device_attach(server, &played_device, f.device[0], 0), MLFAB_ERR_STATE);
   EXPECT(node, mlfab_device_attach(node, NULL, NULL, 0), MLFAB_ERR_ARGUMENT);
   for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
     mlfab_device holed = played_device;
     memset((char *)&holed + members[i], 0, sizeof(void *));
-    EXPECT(node, mlfab_device_attach(node, &holed, NULL, 0), MLFAB_ERR_ARGUMENT);
-    said(node, MLFAB_ERR_ARGUMENT, "is not set");
+    REFUSED(node, mlfab_device_attach(node, &holed, NULL, 0), MLFAB_ERR_ARGUMENT, "is not set");
   }
   assert_int_equal(mlfab_device_attach(NULL, &played_device, NULL, 0), MLFAB_ERR_ARGUMENT);
   end(&f);
@@ -1288,21 +1278,16 @@ TEST(test_refused) {
   played *p = f.device[0];
   uint8_t *at = played_alloc(p, 1 << 18);
   mlfab_vec vec = {at, (1 << 17) / 4 + 1}, two[2] = {{at, 100}, {at + 396, 100}};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_LIMIT);
-  said(node, MLFAB_ERR_LIMIT,
-       "allreduce: 131076 bytes of device memory, but staging_bytes is 131072");
-  EXPECT(node, mlfab_allreduce_start(node, two, 2, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "overlap");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_LIMIT, "allreduce: 131076 bytes of device memory, but staging_bytes is 131072");
+  REFUSED(node, mlfab_allreduce_start(node, two, 2, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "overlap");
   vec = (mlfab_vec){at + 2, 10};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "is not aligned to its elements of 4 bytes");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "is not aligned to its elements of 4 bytes");
   vec = (mlfab_vec){p->at + PLAYED_BYTES - 8, 10};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "ends behind the device's memory");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "ends behind the device's memory");
   vec = (mlfab_vec){at, 10};
   EXPECT(node, mlfab_allreduce_start(node, &vec, 1, 77, NULL, &requests[0]), MLFAB_ERR_DTYPE);
   EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, NULL), MLFAB_ERR_ARGUMENT);
@@ -1317,13 +1302,12 @@ TEST(test_refused) {
   vec = (mlfab_vec){at, (1 << 16) / 4};
   for (int i = 0; i < 2; i++)
     OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[i]));
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[2]),
-         MLFAB_ERR_AGAIN);
-  said(node, MLFAB_ERR_AGAIN, "131072 of 131072 bytes are in use, and this call needs 65536");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[2]),
+          MLFAB_ERR_AGAIN, "131072 of 131072 bytes are in use, and this call needs 65536");
   played_stop(p);
   for (int i = 2; i < 64; i++) OK(node, mlfab_barrier_start(node, NULL, &requests[i]));
-  EXPECT(node, mlfab_barrier_start(node, NULL, &requests[64]), MLFAB_ERR_AGAIN);
-  said(node, MLFAB_ERR_AGAIN, "64 calls are under way");
+  REFUSED(node, mlfab_barrier_start(node, NULL, &requests[64]), MLFAB_ERR_AGAIN,
+          "64 calls are under way");
   p->gate = 0;
   played_finish(p);
   end(&f);
