@@ -19,4 +19,15 @@ static inline void said(mlfab *node, int code, const char *text) {
     said(node, code, text);             \
   } while (0)
 
+static inline void all_wrong(const int *codes, size_t n, const char *calls) {
+  for (size_t i = 0; i < n; i++)
+    if (codes[i] != MLFAB_ERR_ARGUMENT)
+      fail_msg("call %zu of %s: %s", i, calls, mlfab_error_name(codes[i]));
+}
+
+/* Each of these calls has a wrong argument. */
+#define WRONG_ALL(...)                                                                    \
+  all_wrong((const int[]){__VA_ARGS__}, sizeof((const int[]){__VA_ARGS__}) / sizeof(int), \
+            #__VA_ARGS__)
+
 #endif

@@ -2,7 +2,7 @@
  * every failure is seen once by every worker, names its rank, and is followed by calls that match again.
  *
  * Nodes live in the simulator; what is right is checked by a sum of all who take part. */
-#include "world.h"
+#include "said.h"
 #include "../../mlfab_partial.h"
 #include "../testing.h"
 
@@ -29,7 +29,7 @@ static void begin_with(uint32_t workers) {
 }
 
 /* What the node said last must hold this text. */
-static void said(mlfab *node, int code, int32_t rank, const char *text) {
+static void said_of(mlfab *node, int code, int32_t rank, const char *text) {
   mlfab_error error;
   assert_int_equal(mlfab_last_error(node, &error), 0);
   if (error.code != code || error.rank != rank || !strstr(error.text, text))
@@ -41,7 +41,7 @@ static void said(mlfab *node, int code, int32_t rank, const char *text) {
 #define BLAMED(node, call, code, rank, text) \
   do {                                       \
     world_expect(node, call, code, #call);   \
-    said(node, code, rank, text);            \
+    said_of(node, code, rank, text);         \
   } while (0)
 #define WRONG(node, call, code, text) BLAMED(node, call, code, MLFAB_NO_RANK, text)
 
@@ -139,17 +139,15 @@ static void add(void *user, void *inout, const void *in, uint64_t count) {
 TEST(test_null) {
   void *memory = NULL;
   mlfab_request r;
-  assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allreduce_list(NULL, NULL, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_reduce_scatter_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allgather(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allgather_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_broadcast_start(NULL, 0, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_barrier_start(NULL, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_alloc(NULL, 1, &memory), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_free(NULL, NULL), MLFAB_ERR_ARGUMENT);
+  WRONG_ALL(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL),
+            mlfab_allreduce_list(NULL, NULL, 0, 0, NULL),
+            mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r),
+            mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL),
+            mlfab_reduce_scatter_start(NULL, NULL, NULL, 0, NULL, &r),
+            mlfab_allgather(NULL, NULL, NULL, 0, NULL),
+            mlfab_allgather_start(NULL, NULL, NULL, 0, NULL, &r),
+            mlfab_broadcast_start(NULL, 0, NULL, 0, NULL, &r), mlfab_barrier_start(NULL, NULL, &r),
+            mlfab_alloc(NULL, 1, &memory), mlfab_free(NULL, NULL));
 }
 
 WORKERS_TEST(test_wrong_buffers) {
@@ -368,8 +366,8 @@ WORKERS_TEST(test_tags) {
       for (uint32_t k = 0; k < 2; k++) {
         int code = mlfab_wait(w.node[i], requests[i][k], 0, &result);
         assert_int_equal(code, round ? MLFAB_ERR_MISMATCH : 0);
-        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 71");
-        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 70");
+        if (round) said_of(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 71");
+        if (round) said_of(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 70");
       }
     }
     if (!round) assert_true(data[2][0] == 3 && data[1][1] == 3);
@@ -511,7 +509,8 @@ TEST(test_sizes_differ) {
         BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH, (int32_t)odd,
                "an allreduce of 39 F32 (SUM)");
         if (how == 2)
-          said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "39 F32 (SUM), algorithm RING, worker");
+          said_of(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd,
+                  "39 F32 (SUM), algorithm RING, worker");
       }
       adds_up();
       world_close(&w);
@@ -530,7 +529,7 @@ ADDED_TEST(test_blocks_differ) {
   for (uint32_t i = 0; i < RANKS; i++) {
     BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH, 2,
            "worker 2 has called an allgather of 12 F32 (counts 4, 7, 1)");
-    said(w.node[i], MLFAB_ERR_MISMATCH, 2, "worker 0 an allgather of 12 F32 (counts 4 x 3)");
+    said_of(w.node[i], MLFAB_ERR_MISMATCH, 2, "worker 0 an allgather of 12 F32 (counts 4 x 3)");
   }
 }
 
@@ -569,7 +568,7 @@ ADDED_TEST(test_not_finite) {
     EXPECT(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]),
            i == 1 ? MLFAB_ERR_NOT_FINITE : 0);
   }
-  said(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
+  said_of(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
   for (uint32_t i = 0; i < RANKS; i += 2) {
     BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_NOT_FINITE, 1,
            "worker 1 has NaN or infinity");
