@@ -90,6 +90,13 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }
 
+/* Its link to server 0 is gone, with what was on it. */
+static void cut_off(worker *me) {
+  me->up = 0;
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+}
+
 static void free_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
   if (!kill_member(rank)) return;
@@ -104,6 +111,14 @@ static void close_world(void) {
   assert_int_equal(w->drops, 0);
   close_links();
 }
+
+static void act_some(uint32_t times) {
+  while (times-- > 0) (void)act_any();
+}
+
+/* Lets things happen until then, for no longer than this. */
+#define AWAIT(ns, condition) \
+  for (uint64_t until = w->now + (ns); !(condition); (void)act_any()) assert_true(w->now < until)
 
 /* --- the program --- */
 
@@ -123,6 +138,11 @@ static int open_object(worker *me, const mlfab_partial_options *options) {
   if (!me->flushed) me->flushed = calloc(w->count, 8);
   if (code) saw_failure(me, code, error.rank, error.text);
   return code;
+}
+
+static void close_object(worker *me, int code) {
+  mlfab_error error;
+  assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), code);
 }
 
 /* Its next step; what it brings counts as soon as it was taken in. */
@@ -361,13 +381,12 @@ static void check_conservation(void) {
 }
 
 static void close_all(void) {
-  mlfab_error error;
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    close_object(me, 0);
+    close_object(me, MLFAB_ERR_ARGUMENT);
   }
-  for (int i = 0; i < 2000; i++) (void)act_any();
+  act_some(2000);
   for (uint32_t i = 0; i < w->n; i++) {
     assert_null(w->workers[i].comm.engine.armed);
     assert_int_equal(w->workers[i].comm.phase, MLFAB__COMM_IN);
@@ -460,9 +479,7 @@ TEST(test_taken_for_dead) {
     worker *me = &w->workers[1];
     assert_int_equal(call(me, 0), 0);
     for (uint64_t k = chance(60); k > 0; k--) (void)act_any();
-    me->up = 0;
-    pipe_cut(&me->to_server);
-    pipe_cut(&me->from_server);
+    cut_off(me);
     mlfab__membership_gone(&w->membership, 1, 0, w->now);
     uint64_t end = w->now + 400 * BEAT, rounds = 1 + chance(4);
     while (!w->rounds[rounds].data && me->state == CALLING) {
@@ -502,9 +519,8 @@ TEST(test_closed_in_good_order) {
     assert_int_equal(call(&w->workers[0], 0), 0);
     while (w->workers[0].state == CALLING) (void)act_any();
     assert_int_equal(w->workers[0].failures, 0);
-    for (uint32_t k = 0; k < w->n; k++)
-      assert_int_equal(mlfab__partial_run_close(&w->workers[k].comm, w->workers[k].id, &error), 0);
-    for (int k = 0; k < 20000; k++) (void)act_any();
+    for (uint32_t k = 0; k < w->n; k++) close_object(&w->workers[k], 0);
+    act_some(20000);
     for (uint32_t k = 0; k < w->n; k++) {
       assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
       assert_null(w->workers[k].comm.engine.armed);
@@ -528,17 +544,11 @@ TEST(test_leave_is_lost) {
     if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) {
       tried++;
       mlfab__comm_leave(comm);
-      me->up = 0;
-      pipe_cut(&me->to_server);
-      pipe_cut(&me->from_server);
-      for (int k = 0; k < 500; k++) (void)act_any();
+      cut_off(me);
+      act_some(500);
       break_up(3);
       mlfab__membership_gone(&w->membership, 3, 1, w->now);
-      uint64_t end = w->now + 100 * BEAT;
-      while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
-        assert_true(w->now < end);
-        (void)act_any();
-      }
+      AWAIT(100 * BEAT, w->workers[0].comm.phase == MLFAB__COMM_IN);
     }
     close_world();
   }
@@ -555,7 +565,7 @@ static void forge(worker *from, uint32_t to, const mlfab__coll *head, const void
 }
 
 static void expect_drops(void) {
-  for (int k = 0; k < 2000; k++) (void)act_any();
+  act_some(2000);
   assert_true(w->drops > 0);
   w->drops = 0;
   close_world();
@@ -621,7 +631,7 @@ static void call_without(uint32_t rank, uint64_t timeout_ns) {
 }
 
 static void expect_all(int32_t code, int32_t rank, const char *part) {
-  for (int i = 0; i < 2000; i++) (void)act_any(); /* until the verdict is everywhere */
+  act_some(2000); /* until the verdict is everywhere */
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive || me->state == DONE) continue;
@@ -675,10 +685,9 @@ TEST(test_full_queue) {
 
 /* A worker that dies, one that leaves, one that has closed the object. */
 TEST(test_gone) {
-  mlfab_error error;
   open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
   call_without(1, 0);
-  for (int i = 0; i < 200; i++) (void)act_any();
+  act_some(200);
   free_worker(1);
   mlfab__membership_gone(&w->membership, 1, 0, w->now);
   run_until_failure(40);
@@ -690,7 +699,7 @@ TEST(test_gone) {
   close_world();
 
   open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(41));
-  assert_int_equal(mlfab__partial_run_close(&w->workers[3].comm, w->workers[3].id, &error), 0);
+  close_object(&w->workers[3], 0);
   w->workers[3].state = DONE;
   call_without(3, 0);
   run_until_failure(200);
@@ -708,23 +717,21 @@ TEST(test_closed_between_epochs) {
     worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
     free_worker(1);
     mlfab__membership_gone(&w->membership, 1, 0, w->now);
-    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act_any())
-      assert_true(w->now < end);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    AWAIT(40 * BEAT, me->comm.phase != MLFAB__COMM_IN);
+    close_object(me, 0);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1); /* the death */
     assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
     me->state = DONE;
-    for (int i = 0; i < 4000; i++) (void)act_any();
+    act_some(4000);
     uint32_t epoch = w->membership.epoch;
-    for (int i = 0; i < 20000; i++) (void)act_any();
+    act_some(20000);
     assert_int_equal(w->membership.epoch, epoch);
     assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
     assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
     assert_int_equal(call(other, 8 * BEAT), 0);
     other->failures = 0;
-    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act_any())
-      assert_true(w->now < end);
+    AWAIT(40 * BEAT, other->failures);
     assert_int_equal(other->code, MLFAB_ERR_TIMEOUT);
     assert_int_equal(other->rank, closer);
     close_world();
@@ -734,7 +741,6 @@ TEST(test_closed_between_epochs) {
 /* One that closes while links hold bytes of the round: it waits for it, or for the end of the epoch, and
  * then its memory stays until all actions are out. */
 TEST(test_closed_while_lent) {
-  mlfab_error error;
   for (uint64_t seed = 0; seed < 12; seed++) {
     open_world(3, seed_of(50 + seed));
     w->count = w->elements + 40000;
@@ -749,16 +755,13 @@ TEST(test_closed_while_lent) {
       run = me->comm.engine.armed;
       while (run && !run->lent) run = run->next;
     }
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    close_object(me, 0);
+    close_object(me, MLFAB_ERR_ARGUMENT);
     assert_null(me->comm.graves);
     if (seed % 2) {
       mlfab__comm_fail(&me->comm, MLFAB_ERR_CANCELLED, 1, "test");
     } else {
-      for (uint64_t end = w->now + 1000000; !me->comm.graves;) {
-        assert_true(w->now < end);
-        (void)act_any();
-      }
+      AWAIT(1000000, me->comm.graves);
       assert_int_equal(me->failures + w->workers[0].failures, 0);
     }
     assert_non_null(me->comm.graves);
@@ -780,16 +783,14 @@ TEST(test_closed_while_lent) {
  * round, and says so, whichever round it is. */
 TEST(test_closed_before_a_round) {
   static const uint8_t bulk[64];
-  mlfab_error error;
   for (uint64_t number = 64; number < 128; number++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(number));
     worker *me = &w->workers[1];
     const mlfab__coll head = {
         .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
     forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
-    for (uint64_t end = w->now + 100 * BEAT; me->comm.engine.stage_count == 0; (void)act_any())
-      assert_true(w->now < end);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    AWAIT(100 * BEAT, me->comm.engine.stage_count > 0);
+    close_object(me, 0);
     me->state = DONE;
     expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object 1");
     close_world();
@@ -811,8 +812,7 @@ TEST(test_other_options) {
   }
   expect_all(MLFAB_ERR_MISMATCH, 2, "worker 2");
   for (uint32_t i = 0; i < w->n; i++) {
-    mlfab_error error;
-    assert_int_equal(mlfab__partial_run_close(&w->workers[i].comm, w->workers[i].id, &error), 0);
+    close_object(&w->workers[i], 0);
   }
   close_world();
 }
