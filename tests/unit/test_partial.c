@@ -6,6 +6,7 @@
 #include "core/coll/partial.h"
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 512 };
@@ -702,22 +703,10 @@ TEST(test_lag) {
 
 /* ---- memory */
 
-static int64_t allocations_left;
-
-static void *scarce(void *user, size_t bytes) {
-  (void)user;
-  return allocations_left-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void give(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 TEST(test_memory) {
   mlfab__env poor;
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
+  budget b = {0, 0};
+  mlfab_env hooks = budget_env(&b);
   const uint32_t ranks[] = {0, 1, 2};
   mlfab__partial_spec spec = {.mode = MLFAB_PARTIAL_QUORUM,
                               .quorum = 2,
@@ -729,10 +718,10 @@ TEST(test_memory) {
                               .count = 1000};
   int rc = MLFAB_ERR_MEMORY;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
-  for (int64_t k = 0; rc; k++) {
+  for (uint64_t k = 0; rc; k++) {
     mlfab__partial partial;
     mlfab__dag dag;
-    allocations_left = k;
+    b.left = k;
     mlfab__dag_init(&dag, &poor);
     rc = mlfab__partial_init(&partial, &poor, &spec);
     if (rc == 0) {
@@ -743,6 +732,7 @@ TEST(test_memory) {
     assert_true(rc == 0 || rc == MLFAB_ERR_MEMORY);
     mlfab__dag_free(&dag);
     assert_int_equal(poor.bytes, 0);
+    assert_int_equal(b.bytes, 0);
   }
   spec.count = UINT64_MAX / 8;
   mlfab__partial partial;
