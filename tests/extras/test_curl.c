@@ -155,7 +155,7 @@ static void serve_push(int fd, const char *head, const char *begun, size_t have)
     put(fd, "HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n");
 }
 
-/* What paths are answered with, whatever is asked of them. */
+/* Paths, and their answers to any request. */
 static const char *const answers[][2] = {
     {"/ok", "200 OK\r\nETag: \"e1\"\r\nContent-Length: 26\r\n\r\n" LETTERS},
     {"/whole", "200 OK\r\nETag: \"e1\"\r\nContent-Length: 26\r\n\r\n" LETTERS},

@@ -366,7 +366,7 @@ TEST(test_gives_up) {
 
 /* Reads 20 bytes from byte 5 on. */
 static const struct {
-  const char *what, *data; /* data: what is read; NULL: it fails */
+  const char *what, *data; /* data: the bytes that come; NULL: it fails */
   step steps[4];           /* ended by an empty one */
 } reads[] = {
     {"a part that breaks off goes on behind its last byte",

@@ -521,7 +521,7 @@ static int middle_talk(middle *m) {
   return a.frames > back;
 }
 
-/* What both say goes through the middle. */
+/* All traffic of both ends goes through the middle. */
 static void middle_listens(middle *m) {
   middle_open(m, port_of(&b));
   assert_true(middle_talk(m));

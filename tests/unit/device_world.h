@@ -33,7 +33,7 @@ static inline void open_with_devices(fixture *f, uint64_t seed, uint64_t staging
   }
 }
 
-/* Closes a world in which a device has failed: what it may still use stays. */
+/* Closes a world in which a device has failed: its pinned memory may still be in use, and stays. */
 static inline void end_failed(fixture *f) {
   world_close(&f->w);
   for (uint32_t i = 0; i < WORLD_NODES && f->device[i]; i++) played_end(f->device[i]);

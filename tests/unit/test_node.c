@@ -360,7 +360,7 @@ static void given_up(uint32_t link, const char *what) {
   assert_true(n.closed >= 1);
 }
 
-/* Node 2's process is gone without a frame, and no peer has noticed yet. */
+/* Node 2's process ends silently, and its peers still count on it. */
 static void vanish(void) {
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
   mlfab_node_close(&n.node[2]);

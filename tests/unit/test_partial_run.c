@@ -90,7 +90,7 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }
 
-/* Its link to server 0 is gone, with what was on it. */
+/* Its link to server 0 is gone, with all frames on it. */
 static void cut_off(worker *me) {
   me->up = 0;
   pipe_cut(&me->to_server);
