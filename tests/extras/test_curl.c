@@ -46,7 +46,7 @@ static void sleep_ms(int ms) {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static double rate_in, rate_out; /* bytes a second */
 static uint64_t since_ns;
-static enum { TRUE_NUMBERS, DEAD, GARBAGE, ENDLESS, NO_DEVICE, TO_FILE } exporter;
+static enum { TRUE_NUMBERS, NO_DEVICE, DEAD, GARBAGE, ENDLESS, TO_FILE } exporter;
 static char pushed_head[8192], pushed[65536];           /* what the Pushgateway got last */
 static int pushes, deletes, refuses, arriving, slow_ms; /* slow_ms: before it takes a PUT */
 
@@ -86,31 +86,22 @@ static void serve_metrics(int fd) {
   double in = 1e15 + rate_in * seconds, out = rate_out * seconds;
   int how = exporter;
   pthread_mutex_unlock(&lock);
-  if (how == DEAD) {
-    put(fd, "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n");
-    return;
-  }
-  if (how == TO_FILE) {
-    put(fd,
-        "HTTP/1.1 302 Found\r\nLocation: file:///proc/self/environ\r\nContent-Length: 0\r\n\r\n");
-    return;
-  }
-  if (how == GARBAGE) {
-    put(fd,
-        "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
-        "node_network_receive_bytes_total{device=\"eth0\n}}}{{\x01\xff\n"
-        "node_network_receive_bytes_total{device=\"eth0\"} NaN\n"
-        "node_network_transmit_bytes_total{device=\"eth0\"} 1e99999\n"
-        "node_network_transmit_bytes_total{device=} 1\nnode_network_receive_bytes_total{} 2\n\n");
-    return;
-  }
-  if (how == ENDLESS) {
-    put(fd, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
+  static const char *const bad[] = {
+      [DEAD] = "500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
+      [TO_FILE] = "302 Found\r\nLocation: file:///proc/self/environ\r\nContent-Length: 0\r\n\r\n",
+      [GARBAGE] =
+          "200 OK\r\nConnection: close\r\n\r\n"
+          "node_network_receive_bytes_total{device=\"eth0\n}}}{{\x01\xff\n"
+          "node_network_receive_bytes_total{device=\"eth0\"} NaN\n"
+          "node_network_transmit_bytes_total{device=\"eth0\"} 1e99999\n"
+          "node_network_transmit_bytes_total{device=} 1\nnode_network_receive_bytes_total{} 2\n\n",
+      [ENDLESS] = "200 OK\r\nConnection: close\r\n\r\n"};
+  if (bad[how]) put(fd, "HTTP/1.1 %s", bad[how]);
+  if (how == ENDLESS)
     endless(
         fd,
         "node_network_receive_bytes_total{device=\"eth0\"} 5e3\n# and so on and so on and so on\n");
-    return;
-  }
+  if (bad[how]) return;
   const char *first = how == NO_DEVICE ? "docker0" : "eth0";
   const char *second = how == NO_DEVICE ? "br-7" : "wla\\\\n\\\"0"; /* wla\n"0 */
   int n =
@@ -164,59 +155,44 @@ static void serve_push(int fd, const char *head, const char *begun, size_t have)
     put(fd, "HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n");
 }
 
+/* Paths, and their answers to any request. */
+static const char *const answers[][2] = {
+    {"/ok", "200 OK\r\nETag: \"e1\"\r\nContent-Length: 26\r\n\r\n" LETTERS},
+    {"/whole", "200 OK\r\nETag: \"e1\"\r\nContent-Length: 26\r\n\r\n" LETTERS},
+    {"/unasked",
+     "206 Partial Content\r\nContent-Range: bytes 0-25/26\r\nContent-Length: 26\r\n\r\n" LETTERS},
+    {"/large", "200 OK\r\nContent-Length: 9000000000\r\n\r\nxyz"},
+    {"/short", "200 OK\r\nContent-Length: 100\r\n\r\n" LETTERS},
+    {"/file",
+     "302 Found\r\nLocation: file:///etc/passwd\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"},
+    {"/loop", "302 Found\r\nLocation: /loop\r\nConnection: close\r\nContent-Length: 4\r\n\r\nloop"},
+    {"/to", "302 Found\r\nLocation: /ok\r\nConnection: close\r\nContent-Length: 4\r\n\r\nhere"},
+    {"/stall", "200 OK\r\nContent-Length: 100\r\n\r\nabc"},
+    {"/endless", "200 OK\r\nConnection: close\r\n\r\n"},
+    {"/head", "200 OK\r\n"},
+    {"/503", "503 Busy\x07\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nno"},
+    {"/503?key=secret", "503 Busy\x07\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nno"},
+    {"/404", "404 Not Found\r\nContent-Length: 2\r\n\r\nno"},
+};
+
 static void serve(int fd, const char *head, const char *body, size_t have) {
   char path[128] = "";
   sscanf(head, "%*s %127s", path);
   const char *range = header(head, "\nRange: bytes=");
   int first = range ? atoi(range) : 0;
+  for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++)
+    if (!strcmp(path, answers[i][0])) put(fd, "HTTP/1.1 %s", answers[i][1]);
+  if (!strcmp(path, "/endless")) endless(fd, LETTERS LETTERS LETTERS LETTERS);
+  if (!strcmp(path, "/head")) endless(fd, "X-More: " LETTERS LETTERS "\r\n");
+  if (!strcmp(path, "/stall") || !strcmp(path, "/silent")) wait_for_close(fd);
   if (!strcmp(path, "/metrics")) serve_metrics(fd);
   if (!strncmp(path, "/gate/", 6)) serve_push(fd, head, body, have);
-  if (!strcmp(path, "/ok") || !strcmp(path, "/whole"))
-    put(fd, "HTTP/1.1 200 OK\r\nETag: \"e1\"\r\nContent-Length: 26\r\n\r\n" LETTERS);
-  if (!strcmp(path, "/part"))
+  first += !strcmp(path, "/wrong"); /* another part than the one that was asked for */
+  if (!strcmp(path, "/part") || !strcmp(path, "/wrong"))
     put(fd,
         "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-25/26\r\nContent-Length: "
         "%d\r\n\r\n%s",
         first, 26 - first, LETTERS + first);
-  if (!strcmp(path, "/wrong"))
-    put(fd,
-        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-25/26\r\nContent-Length: "
-        "%d\r\n\r\n%s",
-        first + 1, 25 - first, LETTERS + first + 1);
-  if (!strcmp(path, "/unasked"))
-    put(fd,
-        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-25/26\r\nContent-Length: "
-        "26\r\n\r\n" LETTERS);
-  if (!strcmp(path, "/endless")) {
-    put(fd, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
-    endless(fd, LETTERS LETTERS LETTERS LETTERS);
-  }
-  if (!strcmp(path, "/large")) put(fd, "HTTP/1.1 200 OK\r\nContent-Length: 9000000000\r\n\r\nxyz");
-  if (!strcmp(path, "/head")) {
-    put(fd, "HTTP/1.1 200 OK\r\n");
-    endless(fd, "X-More: " LETTERS LETTERS "\r\n");
-  }
-  if (!strcmp(path, "/short")) put(fd, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" LETTERS);
-  if (!strcmp(path, "/file"))
-    put(fd,
-        "HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nConnection: "
-        "close\r\nContent-Length: 0\r\n\r\n");
-  if (!strcmp(path, "/loop"))
-    put(fd,
-        "HTTP/1.1 302 Found\r\nLocation: /loop\r\nConnection: close\r\nContent-Length: "
-        "4\r\n\r\nloop");
-  if (!strcmp(path, "/to"))
-    put(fd,
-        "HTTP/1.1 302 Found\r\nLocation: /ok\r\nConnection: close\r\nContent-Length: "
-        "4\r\n\r\nhere");
-  if (!strcmp(path, "/stall")) {
-    put(fd, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc");
-    wait_for_close(fd);
-  }
-  if (!strcmp(path, "/silent")) wait_for_close(fd);
-  if (!strncmp(path, "/503", 4))
-    put(fd, "HTTP/1.1 503 Busy\x07\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nno");
-  if (!strcmp(path, "/404")) put(fd, "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno");
   if (!strncmp(head, "CONNECT ", 8)) put(fd, "HTTP/1.1 200 Tunnel\r\n\r\n");
   if (!strcmp(path, "/binary")) put(fd, "\x16\x03\x01\x02 what is this\r\n\r\n");
   if (!strcmp(path, "/echo")) {
@@ -305,16 +281,13 @@ static int sink_write(void *user, const void *data, size_t bytes, uint64_t offse
 }
 
 static mlfab__http_request request_of(const char *path, sink *s) {
-  mlfab__http_request r;
-  memset(&r, 0, sizeof r);
-  r.url = url_of(path);
-  r.awaited = "this test";
-  r.flags = MLFAB__HTTP_DIRECT;
-  r.timeout_ns = 20000000000u;
   if (s) memset(s, 0, sizeof *s);
-  if (s) r.write = sink_write;
-  r.user = s;
-  return r;
+  return (mlfab__http_request){.url = url_of(path),
+                               .awaited = "this test",
+                               .flags = MLFAB__HTTP_DIRECT,
+                               .timeout_ns = 20000000000u,
+                               .write = s ? sink_write : NULL,
+                               .user = s};
 }
 
 /* Runs it; the error has this code and, unless NULL, this text. */
@@ -554,10 +527,15 @@ static int fake_measure(void *self, uint64_t now, mlfab_measure *measure_p) {
   return 1;
 }
 
-static mlfab *fabric(mlfab_env *env) {
+static mlfab *ctx; /* of the test that runs */
+static mlfab_curl_monitor *m;
+static mlfab_curl_push *p;
+
+static int open_fabric(void **state) {
   static mlfab_transport table;
+  static mlfab_env env = {.size = sizeof env, .log = on_log};
   mlfab_config c;
-  mlfab *ctx = NULL;
+  (void)state;
   if (!table.size) table = *mlfab_transport_tcp();
   table.measure = fake_measure;
   mlfab_config_init(&c);
@@ -565,33 +543,38 @@ static mlfab *fabric(mlfab_env *env) {
   c.transport = &table;
   c.scheduler = MLFAB_SCHEDULER_BESIDE;
   c.heartbeat_ns = 20000000;
-  c.env = env;
-  memset(env, 0, sizeof *env);
-  env->size = sizeof *env;
-  env->log = on_log;
+  c.env = &env;
   nlines = 0;
   own_bytes = 0;
-  if (mlfab_open(&c, &ctx, &error)) fail_msg("%s", error.text);
-  return ctx;
+  pushes = deletes = refuses = arriving = 0;
+  is_now(TRUE_NUMBERS, 50e6, 20e6);
+  return mlfab_open(&c, &ctx, &error);
 }
 
-static mlfab_curl_monitor *monitor(mlfab *ctx, const char *device) {
-  mlfab_curl_monitor_options o;
-  mlfab_curl_monitor *m = NULL;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.url = url_of("/metrics");
+static int close_fabric(void **state) {
+  (void)state;
+  mlfab_curl_monitor_stop(&m);
+  mlfab_curl_push_stop(&p);
+  return mlfab_close(&ctx);
+}
+
+#define FABRIC_TEST(name) TEST_WITH(name, open_fabric, close_fabric)
+
+static mlfab_curl_monitor_options monitor_options(void) {
+  return (mlfab_curl_monitor_options){.size = sizeof(mlfab_curl_monitor_options),
+                                      .url = url_of("/metrics"),
+                                      .interval_ns = 100000000,
+                                      .timeout_ns = 10000000000u};
+}
+
+static void monitor(const char *device) {
+  mlfab_curl_monitor_options o = monitor_options();
   o.device = device;
-  o.interval_ns = 100000000;
-  o.timeout_ns = 10000000000u;
   if (mlfab_curl_monitor_start(ctx, &o, &m, &error)) fail_msg("%s", error.text);
-  return m;
 }
 
-static mlfab_curl_monitor_state state_of(mlfab_curl_monitor *m) {
-  mlfab_curl_monitor_state s;
-  memset(&s, 0, sizeof s);
-  s.size = sizeof s;
+static mlfab_curl_monitor_state monitor_state(void) {
+  mlfab_curl_monitor_state s = {.size = sizeof s};
   assert_int_equal(mlfab_curl_monitor_get(m, &s), 0);
   return s;
 }
@@ -599,15 +582,12 @@ static mlfab_curl_monitor_state state_of(mlfab_curl_monitor *m) {
 static int near(double is, double wanted) { return fabs(is - wanted) <= 0.25 * wanted; }
 
 /* The scheduler is told the capacity (125 MB/s: the speed) less the traffic of others; at its end all of it again. */
-TEST(test_the_traffic_of_others) {
-  mlfab_env env;
+FABRIC_TEST(test_the_traffic_of_others) {
   mlfab_stats stats;
   mlfab_curl_monitor_state s;
-  is_now(TRUE_NUMBERS, 50e6, 20e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, NULL);
+  monitor(NULL);
   for (int i = 0; i < 100; i++, sleep_ms(100)) {
-    s = state_of(m);
+    s = monitor_state();
     assert_int_equal(mlfab_get_stats(ctx, &stats, sizeof stats), 0);
     if (near(s.other_in, 50e6) && near((double)stats.link_in, 75e6)) break;
   }
@@ -622,47 +602,41 @@ TEST(test_the_traffic_of_others) {
     assert_int_equal(mlfab_get_stats(ctx, &stats, sizeof stats), 0);
   assert_true(stats.link_in >= 90000000);
   assert_int_equal(nlines, 0);
-  mlfab_curl_monitor_stop(&m);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 /* What this node moves is not of others. A measurement comes each 10 ms. */
-TEST(test_own_traffic_is_not_of_others) {
-  mlfab_env env;
+FABRIC_TEST(test_own_traffic_is_not_of_others) {
   mlfab_curl_monitor_state s;
   is_now(TRUE_NUMBERS, 50e6, 1e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, "eth0");
+  monitor("eth0");
   uint64_t before = 0, began = 0;
   mlfab_stats stats;
   __atomic_store_n(&own_bytes, 200000, __ATOMIC_RELAXED);
   for (int i = 0; i < 20; i++, sleep_ms(100)) {
     assert_int_equal(mlfab_get_stats(ctx, &stats, sizeof stats), 0);
     if (i == 10) before = stats.network_received, began = now_ns();
-    s = state_of(m);
+    s = monitor_state();
   }
   double own = (double)(stats.network_received - before) / ((double)(now_ns() - began) * 1e-9);
   double other = 50e6 - 1.05 * own;
   if (fabs(s.other_in - (other > 0 ? other : 0)) > 0.3 * 50e6)
     fail_msg("%g of others, with %g of ours", s.other_in, own);
   assert_true(s.other_in < 45e6);
-  mlfab_curl_monitor_stop(&m);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
-static void wait_for_failures(mlfab_curl_monitor *m, uint64_t more) {
-  uint64_t until = state_of(m).failures + more;
-  for (int i = 0; i < 200 && state_of(m).failures < until; i++) sleep_ms(50);
-  assert_true(state_of(m).failures >= until && !state_of(m).alive);
+static void wait_for_failures(uint64_t more) {
+  uint64_t until = monitor_state().failures + more;
+  for (int i = 0; i < 200 && monitor_state().failures < until; i++) sleep_ms(50);
+  assert_true(monitor_state().failures >= until && !monitor_state().alive);
 }
 
-static void wait_until_alive(mlfab_curl_monitor *m) {
-  for (int i = 0; i < 200 && !state_of(m).alive; i++) sleep_ms(50);
-  assert_true(state_of(m).alive);
+static void wait_until_alive(void) {
+  for (int i = 0; i < 200 && !monitor_state().alive; i++) sleep_ms(50);
+  assert_true(monitor_state().alive);
 }
 
 /* Each way to fail is one line; so is its end. After three failures nothing is known of others. */
-TEST(test_bad_exporters) {
+FABRIC_TEST(test_bad_exporters) {
   static const struct {
     int how;
     const char *text;
@@ -671,61 +645,50 @@ TEST(test_bad_exporters) {
                {ENDLESS, "the answer has more than 8388608 bytes"},
                {NO_DEVICE, "the answer has no node_network_*_bytes_total of a network interface"},
                {TO_FILE, "GET http://127.0.0.1:"}};
-  mlfab_env env;
   is_now(TRUE_NUMBERS, 50e6, 50e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, NULL);
+  monitor(NULL);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    wait_until_alive(m);
+    wait_until_alive();
     is_now(cases[i].how, 50e6, 50e6);
-    wait_for_failures(m, 4);
-    mlfab_curl_monitor_state s = state_of(m);
+    wait_for_failures(4);
+    mlfab_curl_monitor_state s = monitor_state();
     assert_true(s.other_in == 0 && s.other_out == 0);
     if (!strstr(s.error.text, cases[i].text)) fail_msg("%s: %s", cases[i].text, s.error.text);
     assert_true(said("the scheduler does not know the traffic of others") == (int)i + 1);
     assert_true(said("answers again") == (int)i);
     is_now(TRUE_NUMBERS, 50e6, 50e6);
   }
-  wait_until_alive(m);
+  wait_until_alive();
   assert_null(strstr(lines[nlines - 1], "environ"));
   mlfab_curl_monitor_stop(&m);
   is_now(TRUE_NUMBERS, 50e6, 50e6);
-  m = monitor(ctx, "eth7");
-  wait_for_failures(m, 1);
+  monitor("eth7");
+  wait_for_failures(1);
   assert_true(said("of the interface eth7") == 1);
-  mlfab_curl_monitor_stop(&m);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 /* A counter that begins again, and a program with decimal commas. */
-TEST(test_counters_and_commas) {
-  mlfab_env env;
+FABRIC_TEST(test_counters_and_commas) {
   (void)setlocale(LC_ALL, "de_DE.UTF-8");
-  is_now(TRUE_NUMBERS, 50e6, 20e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, "wla\\n\"0");
-  wait_until_alive(m);
-  mlfab_curl_monitor_state s = state_of(m);
+  monitor("wla\\n\"0");
+  wait_until_alive();
+  mlfab_curl_monitor_state s = monitor_state();
   assert_true(s.speed == 0 && s.other_in == 0);
   mlfab_curl_monitor_stop(&m);
-  m = monitor(ctx, NULL);
+  monitor(NULL);
   for (int i = 0; i < 30; i++, sleep_ms(30)) {
     if (i % 10 == 9) is_now(TRUE_NUMBERS, 50e6, 20e6); /* back to 0 */
-    s = state_of(m);
+    s = monitor_state();
     assert_true(s.other_in >= 0 && s.other_in < 100e6 && s.other_out < 50e6);
   }
   assert_true(s.failures == 0);
-  mlfab_curl_monitor_stop(&m);
-  assert_int_equal(mlfab_close(&ctx), 0);
   (void)setlocale(LC_ALL, "C");
 }
 
-TEST(test_monitor_mistakes) {
-  mlfab_env env;
+FABRIC_TEST(test_monitor_mistakes) {
   mlfab_config c;
-  mlfab_curl_monitor *m = NULL;
   mlfab_curl_monitor_options o;
-  mlfab *ctx = fabric(&env), *plain = NULL;
+  mlfab *plain = NULL;
   memset(&o, 0, sizeof o);
   assert_int_equal(mlfab_curl_monitor_start(ctx, &o, &m, &error), MLFAB_ERR_ARGUMENT);
   o.size = sizeof o;
@@ -744,16 +707,12 @@ TEST(test_monitor_mistakes) {
   assert_non_null(strstr(error.text, "links are not measured"));
   assert_null(m);
   assert_int_equal(mlfab_close(&plain), 0);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 /* The page of a fabric whose lock somebody keeps does not hold up a start. */
-TEST(test_a_page_that_is_locked) {
-  mlfab_env env;
+FABRIC_TEST(test_a_page_that_is_locked) {
   char line[512], path[256] = "";
-  is_now(TRUE_NUMBERS, 50e6, 20e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, NULL);
+  monitor(NULL);
   FILE *maps = fopen("/proc/self/maps", "re");
   assert_non_null(maps);
   while (fgets(line, sizeof line, maps)) {
@@ -767,42 +726,32 @@ TEST(test_a_page_that_is_locked) {
   assert_true(file >= 0);
   assert_int_equal(flock(file, LOCK_EX), 0);
   alarm(30);
-  m = monitor(ctx, NULL);
+  monitor(NULL);
   alarm(0);
-  wait_until_alive(m);
+  wait_until_alive();
   mlfab_curl_monitor_stop(&m);
   unlink(path);
   close(file);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 static mlfab_curl_push_options push_options(void) {
-  mlfab_curl_push_options o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.url = url_of("/gate/");
-  o.interval_ns = 100000000;
-  o.timeout_ns = 2000000000;
-  return o;
+  return (mlfab_curl_push_options){.size = sizeof(mlfab_curl_push_options),
+                                   .url = url_of("/gate/"),
+                                   .interval_ns = 100000000,
+                                   .timeout_ns = 2000000000};
 }
 
 /* A child has no thread: stop returns there, and does not touch what is the parent's. */
-TEST(test_fork) {
-  mlfab_env env;
+FABRIC_TEST(test_fork) {
   int status = -1;
-  is_now(TRUE_NUMBERS, 50e6, 20e6);
-  mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, NULL);
-  wait_until_alive(m);
+  monitor(NULL);
+  wait_until_alive();
   mlfab_curl_push_options o = push_options();
-  mlfab_curl_push *p = NULL;
   assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
   pid_t child = fork();
   if (child == 0) {
     alarm(10);
-    mlfab_curl_monitor_state s;
-    memset(&s, 0, sizeof s);
-    s.size = sizeof s;
+    mlfab_curl_monitor_state s = {.size = sizeof s};
     int code = mlfab_curl_monitor_get(m, &s);
     int other = mlfab_curl_push_get(p, NULL, NULL, NULL);
     mlfab_curl_monitor_stop(&m);
@@ -811,12 +760,9 @@ TEST(test_fork) {
   }
   assert_int_equal(waitpid(child, &status, 0), child);
   assert_int_equal(status, 0);
-  uint64_t scrapes = state_of(m).scrapes;
-  for (int i = 0; i < 100 && state_of(m).scrapes < scrapes + 2; i++) sleep_ms(50);
-  assert_true(state_of(m).alive && state_of(m).scrapes >= scrapes + 2);
-  mlfab_curl_monitor_stop(&m);
-  mlfab_curl_push_stop(&p);
-  assert_int_equal(mlfab_close(&ctx), 0);
+  uint64_t scrapes = monitor_state().scrapes;
+  for (int i = 0; i < 100 && monitor_state().scrapes < scrapes + 2; i++) sleep_ms(50);
+  assert_true(monitor_state().alive && monitor_state().scrapes >= scrapes + 2);
 }
 
 /* --- the Pushgateway --- */
@@ -828,14 +774,10 @@ static int count_of(const int *what) {
   return n;
 }
 
-TEST(test_push) {
-  mlfab_env env;
-  mlfab_curl_push *p = NULL;
+FABRIC_TEST(test_push) {
   mlfab_curl_push_options o = push_options();
   uint64_t taken = 0, failed = 0;
   char wanted[128];
-  mlfab *ctx = fabric(&env);
-  pushes = deletes = refuses = 0;
   o.job = "a job/\xc3\xa4";
   assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
   for (int i = 0; i < 200 && count_of(&pushes) < 2; i++) sleep_ms(50);
@@ -870,16 +812,11 @@ TEST(test_push) {
   assert_int_equal(said("takes metrics again"), 1);
   assert_int_equal(deletes, 1);
   assert_int_equal(strncmp(pushed_head, "DELETE /gate/metrics/job/mlfab/fabric/", 38), 0);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 /* A push is under way when the node stops. A Pushgateway that takes it late must not take it behind the last request. */
-TEST(test_push_under_way) {
-  mlfab_env env;
-  mlfab_curl_push *p = NULL;
+FABRIC_TEST(test_push_under_way) {
   mlfab_curl_push_options o = push_options();
-  mlfab *ctx = fabric(&env);
-  pushes = deletes = refuses = arriving = 0;
   slow_ms = 300;
   o.remove = 1;
   assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
@@ -890,43 +827,28 @@ TEST(test_push_under_way) {
   assert_int_equal(count_of(&pushes), 1);
   assert_int_equal(strncmp(pushed_head, "DELETE ", 7), 0);
   slow_ms = 0;
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 /* An interval without end: one scrape and one push at the beginning. */
-TEST(test_endless_intervals) {
-  mlfab_env env;
-  mlfab_curl_monitor_options how;
-  mlfab_curl_monitor *m = NULL;
+FABRIC_TEST(test_endless_intervals) {
+  mlfab_curl_monitor_options how = monitor_options();
   mlfab_curl_push_options o = push_options();
-  mlfab_curl_push *p = NULL;
   uint64_t taken = 0;
-  is_now(TRUE_NUMBERS, 50e6, 20e6);
-  mlfab *ctx = fabric(&env);
-  memset(&how, 0, sizeof how);
-  how.size = sizeof how;
-  how.url = url_of("/metrics");
   how.interval_ns = how.timeout_ns = o.interval_ns = UINT64_MAX;
   assert_int_equal(mlfab_curl_monitor_start(ctx, &how, &m, &error), 0);
   assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
-  for (int i = 0; i < 200 && (taken < 1 || !state_of(m).alive); i++) {
+  for (int i = 0; i < 200 && (taken < 1 || !monitor_state().alive); i++) {
     sleep_ms(50);
     assert_int_equal(mlfab_curl_push_get(p, &taken, NULL, NULL), 0);
   }
   sleep_ms(300);
   assert_int_equal(mlfab_curl_push_get(p, &taken, NULL, NULL), 0);
   assert_int_equal(taken, 1);
-  assert_int_equal(state_of(m).scrapes, 1);
-  mlfab_curl_push_stop(&p);
-  mlfab_curl_monitor_stop(&m);
-  assert_int_equal(mlfab_close(&ctx), 0);
+  assert_int_equal(monitor_state().scrapes, 1);
 }
 
-TEST(test_push_mistakes) {
-  mlfab_env env;
-  mlfab_curl_push *p = NULL;
+FABRIC_TEST(test_push_mistakes) {
   mlfab_curl_push_options o = push_options();
-  mlfab *ctx = fabric(&env);
   const char *const urls[] = {NULL, "", "file:///tmp/x", "http://a/?b=c", "a"};
   for (size_t i = 0; i < sizeof urls / sizeof urls[0]; i++) {
     o.url = urls[i];
@@ -947,7 +869,6 @@ TEST(test_push_mistakes) {
   uint64_t began = now_ns();
   mlfab_curl_push_stop(&p);
   assert_true(now_ns() - began < 3000000000u);
-  assert_int_equal(mlfab_close(&ctx), 0);
 }
 
 TESTS(begin, end)

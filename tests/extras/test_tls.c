@@ -101,8 +101,31 @@ static void end_open(end *e, const char *key) {
 }
 
 static void end_close(end *e) {
-  e->table->close(e->self);
+  if (e->self) e->table->close(e->self);
+  e->self = NULL;
   assert_int_equal(e->bytes, 0);
+}
+
+static end a, b; /* of the test that runs */
+
+static int two_ends(void **state) {
+  (void)state;
+  end_open(&a, KEY);
+  end_open(&b, KEY);
+  return 0;
+}
+
+static int one_end(void **state) {
+  (void)state;
+  end_open(&a, KEY);
+  return 0;
+}
+
+static int close_ends(void **state) {
+  (void)state;
+  end_close(&a);
+  end_close(&b);
+  return 0;
 }
 
 static void end_poll(end *e) {
@@ -186,10 +209,7 @@ TEST(test_keys_at_open) {
   end_close(&e);
 }
 
-TEST(test_frames) {
-  end a, b;
-  end_open(&a, KEY);
-  end_open(&b, KEY);
+TEST_WITH(test_frames, two_ends, close_ends) {
   end_call(&a, b.address);
   UNTIL(&a, &b, a.ups == 1);
   end_send(&a);
@@ -199,7 +219,6 @@ TEST(test_frames) {
   end_close(&a);
   UNTIL(&b, &b, b.downs == 1);
   assert_int_equal(b.code, MLFAB_ERR_PEER_CLOSED);
-  end_close(&b);
 }
 
 /* Whoever has a key of the called node's gets through. */
@@ -211,7 +230,6 @@ TEST(test_two_keys) {
                {KEY "," OTHER, KEY, 1}, {KEY "," OTHER, OTHER "," KEY, 1},
                {KEY, OTHER, 0},         {KEY "," OTHER, "a-third-key-unlike-the-others", 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    end a, b;
     end_open(&a, cases[i].caller);
     end_open(&b, cases[i].called);
     end_call(&a, b.address);
@@ -233,8 +251,7 @@ TEST(test_two_keys) {
 
 /* --- peers of another kind ---------------------------------------------------------------------- */
 
-TEST(test_plain_calls_tls) {
-  end a, b;
+TEST_WITH(test_plain_calls_tls, NULL, close_ends) {
   assert_int_equal(end_try(&a, mlfab_transport_tcp(), KEY, "tcp:127.0.0.1:0"), 0);
   end_open(&b, KEY);
   char address[64];
@@ -246,12 +263,9 @@ TEST(test_plain_calls_tls) {
   assert_int_equal(a.code, MLFAB_ERR_JOB);
   assert_non_null(strstr(a.text, "it speaks TLS, and this process does not"));
   assert_non_null(strstr(b.text, "speaks plain TCP, and this process TLS"));
-  end_close(&a);
-  end_close(&b);
 }
 
-TEST(test_tls_calls_plain) {
-  end a, b;
+TEST_WITH(test_tls_calls_plain, NULL, close_ends) {
   end_open(&a, KEY);
   assert_int_equal(end_try(&b, mlfab_transport_tcp(), KEY, "tcp:127.0.0.1:0"), 0);
   end_call(&a, b.address);
@@ -259,8 +273,6 @@ TEST(test_tls_calls_plain) {
   assert_int_equal(a.code, MLFAB_ERR_JOB);
   assert_non_null(strstr(a.text, "it speaks plain TCP, and this process TLS"));
   assert_non_null(strstr(b.text, "it speaks TLS, and this process does not"));
-  end_close(&a);
-  end_close(&b);
 }
 
 /* A client of another configuration, in a thread: its handshake must fail. */
@@ -292,7 +304,6 @@ static int no_psk(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *
 
 TEST(test_other_clients) {
   for (int kind = 0; kind < 4; kind++) {
-    end b;
     client c = {.done = 0};
     pthread_t thread;
     end_open(&b, KEY);
@@ -353,16 +364,14 @@ static int listen_here(uint16_t *port_p) {
   return fd;
 }
 
-TEST(test_server_with_a_certificate) {
+TEST_WITH(test_server_with_a_certificate, one_end, close_ends) {
   uint16_t port;
   int listener = listen_here(&port);
   char address[64];
   pthread_t thread;
   void *accepted;
-  end a;
   snprintf(address, sizeof address, "tls:127.0.0.1:%u", port);
   assert_int_equal(pthread_create(&thread, NULL, server_run, &listener), 0);
-  end_open(&a, KEY);
   end_call(&a, address);
   UNTIL(&a, &a, a.fails == 1);
   assert_int_equal(a.ups, 0);
@@ -371,74 +380,64 @@ TEST(test_server_with_a_certificate) {
   pthread_join(thread, &accepted);
   assert_null(accepted);
   close(listener);
-  end_close(&a);
 }
 
 /* --- strangers ---------------------------------------------------------------------------------- */
 
 /* Callers that say nothing, or half a hello, get no SSL object, and go after two seconds. */
-TEST(test_strangers) {
+TEST_WITH(test_strangers, one_end, close_ends) {
   enum { MANY = 40 };
   static const uint8_t half[] = {22, 3, 1, 1, 0, 1, 0, 0};
   int fds[MANY];
-  end b;
-  end_open(&b, KEY);
-  int64_t before = __atomic_load_n(&openssl_bytes, __ATOMIC_RELAXED), bytes = b.bytes;
+  int64_t before = __atomic_load_n(&openssl_bytes, __ATOMIC_RELAXED), bytes = a.bytes;
   for (int i = 0; i < MANY; i++) {
-    fds[i] = wire(port_of(&b));
+    fds[i] = wire(port_of(&a));
     if (i % 2) assert_int_equal(send(fds[i], half, sizeof half, MSG_NOSIGNAL), sizeof half);
   }
   uint64_t begin = conform_now(NULL), looks = 0;
   int64_t most = 0;
-  while (b.refused < MANY && conform_now(NULL) - begin < WAIT_MS * 1000000ull) {
-    end_poll(&b);
-    if (b.bytes - bytes > most) most = b.bytes - bytes;
+  while (a.refused < MANY && conform_now(NULL) - begin < WAIT_MS * 1000000ull) {
+    end_poll(&a);
+    if (a.bytes - bytes > most) most = a.bytes - bytes;
     assert_int_equal(openssl_bytes, before);
-    b.table->wait(b.self, 100000000);
+    a.table->wait(a.self, 100000000);
     looks++;
   }
   uint64_t took = conform_now(NULL) - begin;
-  assert_int_equal(b.refused, MANY);
+  assert_int_equal(a.refused, MANY);
   assert_true(took >= 1900000000u && took < 4000000000u);
   assert_true(looks < 200); /* half a hello keeps nobody awake */
-  assert_non_null(strstr(b.text, "in time"));
+  assert_non_null(strstr(a.text, "in time"));
   printf("# %d strangers: %lld bytes each until then\n", MANY, (long long)(most / MANY));
   for (int i = 0; i < MANY; i++) close(fds[i]);
-  end_close(&b);
 }
 
-TEST(test_left_in_the_middle) {
+TEST_WITH(test_left_in_the_middle, one_end, close_ends) {
   static const uint8_t half[] = {22, 3, 1, 1, 0, 1, 0, 0};
-  end b;
-  end_open(&b, KEY);
   uint64_t begin = conform_now(NULL);
   for (size_t n = 0; n <= sizeof half; n++) {
-    int fd = wire(port_of(&b));
+    int fd = wire(port_of(&a));
     assert_int_equal(send(fd, half, n, MSG_NOSIGNAL), n);
-    end_poll(&b);
+    end_poll(&a);
     usleep(1000);
-    end_poll(&b);
+    end_poll(&a);
     close(fd);
-    UNTIL(&b, &b, b.refused == n + 1);
+    UNTIL(&a, &a, a.refused == n + 1);
   }
   assert_true(conform_now(NULL) - begin < 1900000000u);
-  end_close(&b);
 }
 
 /* A server that accepts and says nothing fails the call after two seconds. */
-TEST(test_silent_server) {
+TEST_WITH(test_silent_server, one_end, close_ends) {
   uint16_t port;
   int listener = listen_here(&port);
   char address[64];
-  end a;
   snprintf(address, sizeof address, "tls:127.0.0.1:%u", port);
-  end_open(&a, KEY);
   end_call(&a, address);
   UNTIL(&a, &a, a.fails == 1);
   assert_int_equal(a.code, MLFAB_ERR_TIMEOUT);
   end_call(&a, address); /* closed under way */
   end_poll(&a);
-  end_close(&a);
   close(listener);
 }
 
@@ -502,24 +501,30 @@ static void middle_pump(middle *m) {
 
 /* A calls B through the middle and sends a frame, B answers with one. Returns when both have arrived, or A has given up: 1
  * or 0. Where a byte is changed, both go on sending until then, as nodes do: a record that has become longer waits for more. */
-static int middle_talk(middle *m, end *a, end *b) {
+static int middle_talk(middle *m) {
   char address[64];
   uint64_t begin = conform_now(NULL);
-  uint32_t ups = a->ups, mine = b->ups, got = b->frames, back = a->frames, asked = 0, answered = 0;
-  uint32_t lost = a->fails + a->downs;
+  uint32_t ups = a.ups, mine = b.ups, got = b.frames, back = a.frames, asked = 0, answered = 0;
+  uint32_t lost = a.fails + a.downs;
   snprintf(address, sizeof address, "tls:127.0.0.1:%u", m->port);
-  end_call(a, address);
-  while (a->frames == back && a->fails + a->downs == lost) {
+  end_call(&a, address);
+  while (a.frames == back && a.fails + a.downs == lost) {
     if (conform_now(NULL) - begin > WAIT_MS * 1000000ull) fail_msg("nothing happened");
-    end_poll(a);
-    end_poll(b);
+    end_poll(&a);
+    end_poll(&b);
     middle_pump(m);
     uint32_t ms = (uint32_t)((conform_now(NULL) - begin) / 1000000);
     if (m->flip_side < 0) ms = 0;
-    if (a->ups > ups && asked <= ms / 2) asked++, end_send(a);
-    if (b->ups > mine && b->frames > got && answered <= ms / 2) answered++, end_send(b);
+    if (a.ups > ups && asked <= ms / 2) asked++, end_send(&a);
+    if (b.ups > mine && b.frames > got && answered <= ms / 2) answered++, end_send(&b);
   }
-  return a->frames > back;
+  return a.frames > back;
+}
+
+/* All traffic of both ends goes through the middle. */
+static void middle_listens(middle *m) {
+  middle_open(m, port_of(&b));
+  assert_true(middle_talk(m));
 }
 
 static int contains(const uint8_t *data, size_t bytes, const char *text) {
@@ -530,13 +535,9 @@ static int contains(const uint8_t *data, size_t bytes, const char *text) {
 }
 
 /* What was sent is not in the traffic, nor anything that a frame or the key contains. */
-TEST(test_traffic_is_encrypted) {
-  end a, b;
+TEST_WITH(test_traffic_is_encrypted, two_ends, close_ends) {
   static middle m;
-  end_open(&a, KEY);
-  end_open(&b, KEY);
-  middle_open(&m, port_of(&b));
-  assert_true(middle_talk(&m, &a, &b));
+  middle_listens(&m);
   for (int s = 0; s < 2; s++) {
     assert_true(m.bytes[s] > 300);
     assert_false(contains(m.seen[s], m.bytes[s], "MLFB"));
@@ -545,20 +546,14 @@ TEST(test_traffic_is_encrypted) {
     assert_false(contains(m.seen[s], m.bytes[s], "key"));
   }
   middle_close(&m);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* Every byte of the handshake and of the frames, changed in one bit: never a changed frame, never both frames; and one of
  * the ends counts it. */
-TEST(test_changed_bytes) {
-  end a, b;
+TEST_WITH(test_changed_bytes, two_ends, close_ends) {
   static middle m;
   size_t all[2], again = 0;
-  end_open(&a, KEY);
-  end_open(&b, KEY);
-  middle_open(&m, port_of(&b));
-  assert_true(middle_talk(&m, &a, &b));
+  middle_listens(&m);
   memcpy(all, m.bytes, sizeof all);
   middle_close(&m);
   UNTIL(&a, &b, a.downs == 1 && b.downs == 1);
@@ -570,7 +565,7 @@ TEST(test_changed_bytes) {
       m.flip = (uint8_t)(1 << at % 8);
       uint32_t counted = a.counted + b.counted;
       /* RFC 8446 5.1: the version of the first record, in clear, is ignored. */
-      int both = middle_talk(&m, &a, &b), version = at == 1 || at == 2;
+      int both = middle_talk(&m), version = at == 1 || at == 2;
       if (both && m.calls == 1 && !version)
         fail_msg("byte %zu of side %d was changed, unnoticed", at, s);
       again += m.calls > 1;
@@ -581,20 +576,14 @@ TEST(test_changed_bytes) {
   }
   assert_in_range(again, 22, 60); /* the name of the key: its call is repeated */
   printf("# %zu and %zu bytes changed\n", all[0], all[1]);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* What was recorded is worth nothing to the called node, nor to a caller. */
-TEST(test_repeated_traffic) {
-  end a, b;
+TEST_WITH(test_repeated_traffic, two_ends, close_ends) {
   static middle m;
   uint16_t port;
   char address[64];
-  end_open(&a, KEY);
-  end_open(&b, KEY);
-  middle_open(&m, port_of(&b));
-  assert_true(middle_talk(&m, &a, &b));
+  middle_listens(&m);
   middle_close(&m);
   UNTIL(&a, &b, a.downs == 1 && b.downs == 1);
   uint32_t frames = b.frames, ups = b.ups;
@@ -616,16 +605,11 @@ TEST(test_repeated_traffic) {
   assert_int_equal(b.frames, frames);
   assert_int_equal(b.ups, ups);
   assert_int_equal(a.ups, mine);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* A child that closes what it inherited says nothing to the parent's peers. */
-TEST(test_fork) {
-  end a, b;
+TEST_WITH(test_fork, two_ends, close_ends) {
   int status;
-  end_open(&a, KEY);
-  end_open(&b, KEY);
   end_call(&a, b.address);
   UNTIL(&a, &b, a.ups == 1);
   end_send(&a);
@@ -641,8 +625,6 @@ TEST(test_fork) {
   end_send(&a);
   UNTIL(&a, &b, b.frames == 2);
   assert_int_equal(a.downs + b.downs, 0);
-  end_close(&a);
-  end_close(&b);
 }
 
 int main(int argc, char **argv) {

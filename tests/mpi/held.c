@@ -144,134 +144,130 @@ typedef struct pair {
   char text[256]; /* of the last DOWN */
 } pair;
 
-static void look(pair *p) {
+static pair p; /* of the test that runs */
+
+static void look(void) {
   const mlfab_transport *mpi = mlfab_transport_mpi();
   mlfab_io_event event;
   for (int i = 0; i < 2; i++) {
-    void *self = i ? p->to : p->from;
+    void *self = i ? p.to : p.from;
     while (self && mpi->poll(self, &event)) {
-      if (event.kind == MLFAB_IO_UP && !i) p->link = event.link;
-      p->sent += event.kind == MLFAB_IO_SENT;
-      p->down += event.kind == MLFAB_IO_DOWN;
-      if (event.kind == MLFAB_IO_DOWN) snprintf(p->text, sizeof p->text, "%s", event.text);
+      if (event.kind == MLFAB_IO_UP && !i) p.link = event.link;
+      p.sent += event.kind == MLFAB_IO_SENT;
+      p.down += event.kind == MLFAB_IO_DOWN;
+      if (event.kind == MLFAB_IO_DOWN) snprintf(p.text, sizeof p.text, "%s", event.text);
       if (event.kind == MLFAB_IO_FRAME && event.bulk_bytes) {
         assert_int_equal(event.bulk_bytes, BYTES);
         assert_memory_equal(event.bulk, should, BYTES);
-        p->frames++;
+        p.frames++;
       }
       mpi->release(self, &event);
     }
   }
 }
 
-static void look_for(pair *p, int ms) {
-  for (int i = 0; i < ms; i++, usleep(1000)) look(p);
+static void look_for(int ms) {
+  for (int i = 0; i < ms; i++, usleep(1000)) look();
 }
 
-static void send_frame(const pair *p, uint32_t bytes) {
+static void send_frame(uint32_t bytes) {
   const mlfab_transport *mpi = mlfab_transport_mpi();
   uint8_t head[128] = {0};
   conform_seal(head, 64, bytes ? data : NULL, bytes, 0);
-  int code = bytes ? mpi->lend(p->from, p->link, head, 128, data, bytes, 7)
-                   : mpi->send(p->from, p->link, head, 128, NULL, 0, 0);
+  int code = bytes ? mpi->lend(p.from, p.link, head, 128, data, bytes, 7)
+                   : mpi->send(p.from, p.link, head, 128, NULL, 0, 0);
   assert_int_equal(code, 0);
 }
 
-static void begin(pair *p, uint32_t lend) {
+static void begin(uint32_t lend) {
   char from[256], to[256];
-  *p = (pair){.from = open_end(lend, from), .to = open_end(0, to)};
+  p = (pair){.from = open_end(lend, from), .to = open_end(0, to)};
   for (int i = 0; i < BYTES; i++) data[i] = should[i] = (uint8_t)(i * 31 + i / 251);
-  assert_int_equal(mlfab_transport_mpi()->connect(p->from, to, 1), 0);
-  for (int i = 0; i < 5000 && !p->link; i++) look_for(p, 1);
-  assert_int_not_equal(p->link, 0);
-  send_frame(p, 0);
+  assert_int_equal(mlfab_transport_mpi()->connect(p.from, to, 1), 0);
+  for (int i = 0; i < 5000 && !p.link; i++) look_for(1);
+  assert_int_not_equal(p.link, 0);
+  send_frame(0);
 }
 
-static void end(pair *p) {
-  if (p->from) mlfab_transport_mpi()->close(p->from);
-  mlfab_transport_mpi()->close(p->to);
+static void end(void) {
+  if (p.from) mlfab_transport_mpi()->close(p.from);
+  mlfab_transport_mpi()->close(p.to);
 }
 
-static uint32_t kept(const pair *p) {
+/* MPI keeps a frame that was lent to it. */
+static void begin_held(void) {
+  begin(1);
+  hold(data, BYTES);
+  send_frame(BYTES);
+}
+
+static uint32_t kept(void) {
   char whom[64] = "";
-  uint32_t n = mlfab_transport_mpi()->keeps(p->from, whom, sizeof whom);
+  uint32_t n = mlfab_transport_mpi()->keeps(p.from, whom, sizeof whom);
   if (n) assert_string_equal(whom, "MPI rank 0");
   return n;
 }
 
 TEST(test_sent_when_mpi_has_let_go) {
-  pair p;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
-  look_for(&p, 50);
+  begin_held();
+  look_for(50);
   assert_int_equal(p.frames, 1); /* MPI has delivered it, and does not say so */
   assert_int_equal(p.sent, 0);
-  assert_int_equal(kept(&p), 0);
+  assert_int_equal(kept(), 0);
   let_go();
-  look_for(&p, 50);
+  look_for(50);
   assert_int_equal(p.sent, 1);
-  end(&p);
+  end();
 }
 
 TEST(test_without_the_option_it_is_a_copy) {
-  pair p;
-  begin(&p, 0);
-  send_frame(&p, BYTES);
+  begin(0);
+  send_frame(BYTES);
   memset(data, 0, BYTES);
-  look_for(&p, 50);
+  look_for(50);
   assert_int_equal(p.sent, 1);
   assert_int_equal(p.frames, 1);
-  end(&p);
+  end();
 }
 
 TEST(test_detach_while_in_flight) {
-  pair p;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   assert_int_equal(mlfab_transport_mpi()->detach(p.from, p.link, 8), 0);
-  assert_int_equal(kept(&p), 0); /* another token */
+  assert_int_equal(kept(), 0); /* another token */
   assert_int_equal(mlfab_transport_mpi()->detach(p.from, p.link, 7), 0);
-  assert_int_equal(kept(&p), 1);
-  look_for(&p, 50);
-  assert_int_equal(kept(&p), 1);
+  assert_int_equal(kept(), 1);
+  look_for(50);
+  assert_int_equal(kept(), 1);
   let_go();
-  look_for(&p, 50);
-  assert_int_equal(kept(&p), 0);
+  look_for(50);
+  assert_int_equal(kept(), 0);
   assert_int_equal(p.sent, 0);
   assert_int_equal(p.frames, 1);
-  end(&p);
+  end();
 }
 
 TEST(test_disconnect_while_in_flight) {
-  pair p;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   mlfab_transport_mpi()->disconnect(p.from, p.link);
-  assert_int_equal(kept(&p), 1);
+  assert_int_equal(kept(), 1);
   let_go();
-  look_for(&p, 50);
-  assert_int_equal(kept(&p), 0);
+  look_for(50);
+  assert_int_equal(kept(), 0);
   assert_int_equal(p.frames, 1);
   assert_int_equal(p.down, 1);
-  end(&p);
+  end();
 }
 
 TEST(test_down_while_in_flight) {
-  pair p;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   mlfab_transport_mpi()->close(p.to);
   p.to = NULL;
-  look_for(&p, 50);
+  look_for(50);
   assert_int_equal(p.down, 1);
-  assert_int_equal(kept(&p), 1);
+  assert_int_equal(kept(), 1);
   let_go();
-  look_for(&p, 50);
-  assert_int_equal(kept(&p), 0);
+  look_for(50);
+  assert_int_equal(kept(), 0);
   mlfab_transport_mpi()->close(p.from);
 }
 
@@ -283,12 +279,9 @@ static void *let_go_soon(void *began) {
 }
 
 TEST(test_close_while_in_flight) {
-  pair p;
   pthread_t thread;
   uint64_t let_ns = 0;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   assert_int_equal(pthread_create(&thread, NULL, let_go_soon, &let_ns), 0);
   mlfab_transport_mpi()->close(p.from);
   uint64_t closed_ns = conform_now(NULL);
@@ -296,9 +289,9 @@ TEST(test_close_while_in_flight) {
   pthread_join(thread, NULL);
   assert_true(let_ns > 0 && closed_ns >= let_ns);
   p.from = NULL;
-  look_for(&p, 50);
+  look_for(50);
   assert_int_equal(p.frames, 1);
-  end(&p);
+  end();
 }
 
 static char logged[512];
@@ -309,21 +302,18 @@ static void keep_log(void *user, int level, const char *line) {
 }
 
 TEST(test_close_when_mpi_does_not_let_go) {
-  pair p;
   timeout_ns = 100000000;
   env.log = keep_log;
   env.log_level = MLFAB_LOG_ERROR;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   mlfab_transport_mpi()->close(p.from);
   p.from = NULL;
   if (!strstr(logged, "MPI rank 0 has not taken")) fail_msg("%s", logged);
-  look_for(&p, 20);
+  look_for(20);
   let_go();
-  look_for(&p, 50); /* nobody's loan ends */
+  look_for(50); /* nobody's loan ends */
   assert_int_equal(p.frames, 1);
-  end(&p);
+  end();
   timeout_ns = 0;
   env.log = conform_log;
 }
@@ -470,38 +460,34 @@ TEST(test_a_cancelled_push_keeps_its_buffer) {
 
 /* The bulk of a frame cannot be received: the frame is not reported, and all links end. */
 TEST(test_a_receive_that_fails) {
-  pair p;
   PMPI_Comm_dup(MPI_COMM_SELF, &programs);
   over = &programs;
-  begin(&p, 0);
+  begin(0);
   deaf = 1;
-  send_frame(&p, BYTES);
-  look_for(&p, 20);
+  send_frame(BYTES);
+  look_for(20);
   deaf = 0;
   assert_int_equal(p.down, 2);
   assert_int_equal(p.frames, 0);
   if (!strstr(p.text, "MPI_Irecv between MPI ranks 0 and 0 failed")) fail_msg("%s", p.text);
-  end(&p);
+  end();
   over = NULL;
 }
 
 /* After this one nothing goes over MPI_COMM_WORLD. */
 TEST(test_a_call_of_mpi_that_fails) {
-  pair p;
-  begin(&p, 1);
-  hold(data, BYTES);
-  send_frame(&p, BYTES);
+  begin_held();
   mlfab_transport_mpi()->detach(p.from, p.link, 7);
-  assert_int_equal(kept(&p), 1);
+  assert_int_equal(kept(), 1);
   failing = 1;
-  send_frame(&p, 0);
-  look_for(&p, 20);
+  send_frame(0);
+  look_for(20);
   assert_int_equal(p.down, 2);
   if (!strstr(p.text, "MPI_Isend between MPI ranks 0 and 0 failed")) fail_msg("%s", p.text);
-  assert_int_equal(kept(&p), 0); /* nothing more can be known */
+  assert_int_equal(kept(), 0); /* nothing more can be known */
   failing = 0;
   let_go();
-  end(&p);
+  end();
 }
 
 /* ---- opening ---- */

@@ -2,7 +2,7 @@
  * every failure is seen once by every worker, names its rank, and is followed by calls that match again.
  *
  * Nodes live in the simulator; what is right is checked by a sum of all who take part. */
-#include "world.h"
+#include "said.h"
 #include "../../mlfab_partial.h"
 #include "../testing.h"
 
@@ -19,15 +19,17 @@ static mlfab_collective with(uint32_t op, uint32_t algorithm) {
   return o;
 }
 
-static void begin(world *w, uint32_t workers) {
-  world_init(w, workers, 1, 0);
-  w->config.timeout_ns = 20ull * WORLD_S;
-  w->config.model_max_bytes = 1 << 20;
-  world_open(w, 7);
+static world w; /* of the test that runs */
+
+static void begin_with(uint32_t workers) {
+  world_init(&w, workers, 1, 0);
+  w.config.timeout_ns = 20ull * WORLD_S;
+  w.config.model_max_bytes = 1 << 20;
+  world_open(&w, 7);
 }
 
 /* What the node said last must hold this text. */
-static void said(mlfab *node, int code, int32_t rank, const char *text) {
+static void said_of(mlfab *node, int code, int32_t rank, const char *text) {
   mlfab_error error;
   assert_int_equal(mlfab_last_error(node, &error), 0);
   if (error.code != code || error.rank != rank || !strstr(error.text, text))
@@ -35,56 +37,98 @@ static void said(mlfab *node, int code, int32_t rank, const char *text) {
              (int)error.rank, error.text, (int)rank, text);
 }
 
-#define WRONG(node, call, code, text)      \
-  do {                                     \
-    world_expect(node, call, code, #call); \
-    said(node, code, MLFAB_NO_RANK, text); \
+/* The call ends with this code, and the node says whose rank is to blame, and why. */
+#define BLAMED(node, call, code, rank, text) \
+  do {                                       \
+    world_expect(node, call, code, #call);   \
+    said_of(node, code, rank, text);         \
   } while (0)
+#define WRONG(node, call, code, text) BLAMED(node, call, code, MLFAB_NO_RANK, text)
+
+/* The calls of all workers succeed. */
+static void all_end(const mlfab_request *requests) {
+  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+}
+
+static int sum_start(uint32_t i, int64_t *x, mlfab_request *request_p) {
+  mlfab_vec one = {x, 1};
+  return mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, request_p);
+}
 
 /* A collective of which only the end matters. */
-static int small_start(mlfab *node, mlfab_request *request_p) {
+static int small_start(uint32_t i, mlfab_request *request_p) {
   static int64_t memory[64];
   static uint32_t used;
-  mlfab_vec one = {&memory[used++ % 64], 1};
-  return mlfab_allreduce_start(node, &one, 1, MLFAB_I64, NULL, request_p);
+  return sum_start(i, &memory[used++ % 64], request_p);
 }
 
 /* All nodes that are there add up, by all kinds of calls, and it is right. */
-static void adds_up(world *w) {
+static void adds_up(void) {
   int64_t data[WORLD_NODES][2], sum = 0, many[WORLD_NODES][WORLD_NODES];
   uint64_t counts[WORLD_NODES] = {0};
   mlfab_request requests[WORLD_NODES][3];
-  for (uint32_t i = 0; i < w->workers; i++) {
-    if (w->node[i]) counts[i] = 1, sum += 1 << i;
+  for (uint32_t i = 0; i < w.workers; i++) {
+    if (w.node[i]) counts[i] = 1, sum += 1 << i;
   }
-  for (uint32_t i = 0; i < w->workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++) {
     mlfab_vec vecs[3] = {{&data[i][0], 1}, {NULL, 0}, {&data[i][1], 1}};
     data[i][0] = 1 << i;
     data[i][1] = 2 << i;
-    if (!w->node[i]) continue;
+    if (!w.node[i]) continue;
     uint64_t mine = 0;
-    for (uint32_t r = 0; r < w->workers; r++) {
+    for (uint32_t r = 0; r < w.workers; r++) {
       many[i][mine] = r == i ? 100 + (int64_t)i : -1;
       mine += counts[r];
     }
-    OK(w->node[i], mlfab_allreduce_start(w->node[i], vecs, 3, MLFAB_I64, NULL, &requests[i][0]));
-    OK(w->node[i], mlfab_barrier_start(w->node[i], NULL, &requests[i][1]));
-    OK(w->node[i],
-       mlfab_allgather_start(w->node[i], many[i], counts, MLFAB_I64, NULL, &requests[i][2]));
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], vecs, 3, MLFAB_I64, NULL, &requests[i][0]));
+    OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &requests[i][1]));
+    OK(w.node[i],
+       mlfab_allgather_start(w.node[i], many[i], counts, MLFAB_I64, NULL, &requests[i][2]));
   }
-  for (uint32_t i = 0; i < w->workers; i++) {
-    for (int k = 0; k < 3 && w->node[i]; k++)
-      OK(w->node[i], mlfab_wait(w->node[i], requests[i][k], 0, NULL));
+  for (uint32_t i = 0; i < w.workers; i++) {
+    for (int k = 0; k < 3 && w.node[i]; k++)
+      OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
   }
-  for (uint32_t i = 0; i < w->workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++) {
     uint64_t at = 0;
-    if (!w->node[i]) continue;
+    if (!w.node[i]) continue;
     assert_true(data[i][0] == sum && data[i][1] == 2 * sum);
-    for (uint32_t r = 0; r < w->workers; r++) {
+    for (uint32_t r = 0; r < w.workers; r++) {
       if (counts[r]) assert_true(many[i][at++] == 100 + (int64_t)r);
     }
   }
 }
+
+static int begin(void **state) {
+  (void)state;
+  begin_with(RANKS);
+  return 0;
+}
+
+/* In an epoch. */
+static int begin_added(void **state) {
+  (void)begin(state);
+  adds_up();
+  return 0;
+}
+
+static int end(void **state) {
+  (void)state;
+  world_close(&w);
+  return 0;
+}
+
+static int added_end(void **state) {
+  adds_up();
+  return end(state);
+}
+
+/* A test that begins its world itself. */
+#define WORLD_TEST(name) TEST_WITH(name, NULL, end)
+/* A test of RANKS workers, after which collectives are right. */
+#define WORKERS_TEST(name) TEST_WITH(name, begin, added_end)
+/* The same, before which there are collectives, too. */
+#define ADDED_TEST(name) TEST_WITH(name, begin_added, added_end)
 
 /* --- wrong calls --- */
 
@@ -95,25 +139,21 @@ static void add(void *user, void *inout, const void *in, uint64_t count) {
 TEST(test_null) {
   void *memory = NULL;
   mlfab_request r;
-  assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allreduce_list(NULL, NULL, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_reduce_scatter_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allgather(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_allgather_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_broadcast_start(NULL, 0, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_barrier_start(NULL, NULL, &r), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_alloc(NULL, 1, &memory), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_free(NULL, NULL), MLFAB_ERR_ARGUMENT);
+  WRONG_ALL(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL),
+            mlfab_allreduce_list(NULL, NULL, 0, 0, NULL),
+            mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r),
+            mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL),
+            mlfab_reduce_scatter_start(NULL, NULL, NULL, 0, NULL, &r),
+            mlfab_allgather(NULL, NULL, NULL, 0, NULL),
+            mlfab_allgather_start(NULL, NULL, NULL, 0, NULL, &r),
+            mlfab_broadcast_start(NULL, 0, NULL, 0, NULL, &r), mlfab_barrier_start(NULL, NULL, &r),
+            mlfab_alloc(NULL, 1, &memory), mlfab_free(NULL, NULL));
 }
 
-TEST(test_wrong_buffers) {
+WORKERS_TEST(test_wrong_buffers) {
   static float data[BUFFERS];
   mlfab_vec one = {data, COUNT}, many[BUFFERS];
   mlfab_request r = 0;
-  world w;
-  begin(&w, RANKS);
   mlfab *n = w.node[0];
   for (int i = 0; i < BUFFERS; i++) many[i] = (mlfab_vec){data + i, 1};
   WRONG(n, mlfab_allreduce_list(n, NULL, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
@@ -139,21 +179,17 @@ TEST(test_wrong_buffers) {
   WRONG(n, mlfab_allreduce(n, data, 0, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
   WRONG(n, mlfab_broadcast_start(n, 0, data, 0, NULL, &r), MLFAB_ERR_ARGUMENT, "no elements");
   WRONG(n, mlfab_broadcast_start(n, 0, NULL, 8, NULL, &r), MLFAB_ERR_ARGUMENT, "NULL");
-  EXPECT(n, mlfab_broadcast_start(n, RANKS, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE);
-  said(n, MLFAB_ERR_RANK_RANGE, RANKS, "root 3 is not one of 3 workers");
+  BLAMED(n, mlfab_broadcast_start(n, RANKS, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE, RANKS,
+         "root 3 is not one of 3 workers");
   EXPECT(n, mlfab_broadcast_start(n, -1, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE);
   assert_true(r == 0);
-  adds_up(&w);
-  world_close(&w);
 }
 
-TEST(test_wrong_types) {
+WORKERS_TEST(test_wrong_types) {
   static double data[COUNT];
   mlfab_vec one = {data, 3};
   mlfab_collective o = with(0, 0);
   uint64_t counts[RANKS] = {1, 2, 0};
-  world w;
-  begin(&w, RANKS);
   mlfab *n = w.node[0];
   for (int dtype = -1; dtype < 8; dtype++) {
     if (dtype >= MLFAB_F32 && dtype <= MLFAB_BF16) continue;
@@ -195,15 +231,11 @@ TEST(test_wrong_types) {
   WRONG(n, mlfab_allreduce_list(n, &one, 1, 0, &o), MLFAB_ERR_UNSUPPORTED, "algorithm 5");
   o = with(0, MLFAB_ALGORITHM_TREE);
   WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED, "algorithm 4");
-  adds_up(&w);
-  world_close(&w);
 }
 
-TEST(test_wrong_blocks) {
+WORKERS_TEST(test_wrong_blocks) {
   static float data[COUNT];
   uint64_t counts[RANKS] = {0, 0, 0};
-  world w;
-  begin(&w, RANKS);
   mlfab *n = w.node[1];
   WRONG(n, mlfab_reduce_scatter(n, data, NULL, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
         "a reduce-scatter: counts is NULL");
@@ -214,17 +246,13 @@ TEST(test_wrong_blocks) {
   WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "model_max_bytes");
   counts[0] = counts[2] = 1;
   WRONG(n, mlfab_reduce_scatter(n, NULL, counts, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "NULL");
-  adds_up(&w);
-  world_close(&w);
 }
 
 /* What a caller of an older header does not have is not looked at. */
-TEST(test_older_options) {
+WORKERS_TEST(test_older_options) {
   int64_t data[RANKS];
   mlfab_request requests[RANKS];
   mlfab_collective o;
-  world w;
-  begin(&w, RANKS);
   for (uint32_t size = 4; size <= offsetof(mlfab_collective, algorithm); size += 4) {
     for (uint32_t i = 0; i < RANKS; i++) {
       mlfab_vec one = {&data[i], 1};
@@ -239,37 +267,29 @@ TEST(test_older_options) {
       assert_true(data[i] == (size >= 8 ? 3 : 6));
     }
   }
-  world_close(&w);
 }
 
 /* 1,024 calls are open at once, of which only the first ones have begun. */
-TEST(test_many_at_once) {
+WORKERS_TEST(test_many_at_once) {
   enum { OPEN = 1024 };
   static mlfab_request requests[RANKS][OPEN];
   mlfab_request more = 0;
-  world w;
-  begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
-    for (int k = 0; k < OPEN; k++) OK(w.node[i], small_start(w.node[i], &requests[i][k]));
+    for (int k = 0; k < OPEN; k++) OK(w.node[i], small_start(i, &requests[i][k]));
     if (i == 0)
-      WRONG(w.node[i], small_start(w.node[i], &more), MLFAB_ERR_AGAIN,
-            "1024 collectives are under way");
+      WRONG(w.node[i], small_start(i, &more), MLFAB_ERR_AGAIN, "1024 collectives are under way");
   }
   for (uint32_t i = 0; i < RANKS; i++) {
     for (int k = 0; k < OPEN; k++) OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
   }
-  adds_up(&w);
-  world_close(&w);
 }
 
 /* A list of 4,096 buffers, one element each, in whatever order they lie in memory; two that overlap are named. */
-TEST(test_long_list) {
+WORKERS_TEST(test_long_list) {
   enum { BUFS = 4096 };
   static int64_t data[RANKS][BUFS];
   static mlfab_vec bufs[RANKS][BUFS + 1];
   mlfab_request requests[RANKS];
-  world w;
-  begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
     for (uint32_t k = 0; k < BUFS; k++) {
       uint32_t at = i == 0 ? k : i == 1 ? BUFS - 1 - k : k * 1001 % BUFS; /* a permutation */
@@ -293,19 +313,16 @@ TEST(test_long_list) {
     OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
     for (uint32_t k = 0; k < BUFS; k++) assert_true(*(int64_t *)bufs[i][k].data == (int64_t)k * 6);
   }
-  world_close(&w);
 }
 
 /* Barriers wait for everybody, in their order, and are apart from collectives: any number is open, none is
  * failed by a death, and one that was withdrawn is called again. */
-TEST(test_barriers) {
+TEST_WITH(test_barriers, begin, end) {
   enum { OPEN = 20 };
   mlfab_request requests[RANKS][OPEN];
   mlfab_collective o = with(0, 0);
   mlfab_result result;
-  world w;
   int done = 0;
-  begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
     for (int k = 0; k < (i == 2 ? 7 : OPEN); k++)
       OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &requests[i][k]));
@@ -321,25 +338,21 @@ TEST(test_barriers) {
   o.timeout_ns = WORLD_S;
   mlfab_request late;
   OK(w.node[1], mlfab_barrier_start(w.node[1], &o, &late));
-  EXPECT(w.node[1], mlfab_wait(w.node[1], late, 0, NULL), MLFAB_ERR_TIMEOUT);
-  said(w.node[1], MLFAB_ERR_TIMEOUT, 2, "worker 2");
+  BLAMED(w.node[1], mlfab_wait(w.node[1], late, 0, NULL), MLFAB_ERR_TIMEOUT, 2, "worker 2");
   OK(w.node[0], mlfab_sim_crash(w.sim, 2));
   w.node[2] = NULL;
   for (uint32_t i = 0; i < 2; i++) {
     for (int k = i == 0 ? 7 : 0; k < OPEN; k++)
       OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
   }
-  world_close(&w);
 }
 
 /* Equal calls in another order: told, with both tags, instead of a wrong sum. */
-TEST(test_tags) {
+WORKERS_TEST(test_tags) {
   float data[RANKS][2] = {{1, 1}, {1, 1}, {1, 1}};
   mlfab_request requests[RANKS][2];
   mlfab_collective o = with(MLFAB_OP_SUM, 0);
   mlfab_result result;
-  world w;
-  begin(&w, RANKS);
   for (int round = 0; round < 2; round++) {
     for (uint32_t i = 0; i < RANKS; i++) {
       for (uint32_t k = 0; k < 2; k++) {
@@ -353,23 +366,19 @@ TEST(test_tags) {
       for (uint32_t k = 0; k < 2; k++) {
         int code = mlfab_wait(w.node[i], requests[i][k], 0, &result);
         assert_int_equal(code, round ? MLFAB_ERR_MISMATCH : 0);
-        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 71");
-        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 70");
+        if (round) said_of(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 71");
+        if (round) said_of(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 70");
       }
     }
     if (!round) assert_true(data[2][0] == 3 && data[1][1] == 3);
   }
-  adds_up(&w);
-  world_close(&w);
 }
 
 /* Blocks of bytes, of any length. */
-TEST(test_bytes) {
+WORKERS_TEST(test_bytes) {
   uint8_t data[RANKS][64], own[RANKS][64];
   const uint64_t counts[RANKS] = {3, 0, 46};
   mlfab_request requests[RANKS];
-  world w;
-  begin(&w, RANKS);
   memset(data, 0, sizeof data);
   for (uint32_t i = 0; i < RANKS; i++) {
     mlfab_collective o = with(0, 0);
@@ -385,17 +394,14 @@ TEST(test_bytes) {
   const mlfab_vec one = {data[0], 1};
   WRONG(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_BYTES, NULL), MLFAB_ERR_DTYPE,
         "6 is not an element type");
-  world_close(&w);
 }
 
 /* From inputs that are only read, into other buffers; overlap is refused and changes nothing. */
-TEST(test_inputs) {
+TEST_WITH(test_inputs, begin, end) {
   int64_t data[RANKS][6];
   static const int64_t from[6] = {1, 2, 3, 4, 5, 6};
   mlfab_request requests[RANKS];
   mlfab_collective o = with(MLFAB_OP_SUM, 0);
-  world w;
-  begin(&w, RANKS);
   memset(data, 0x77, sizeof data);
   for (uint32_t i = 0; i < RANKS; i++) {
     const void *inputs[2] = {from + 3, from};
@@ -422,19 +428,17 @@ TEST(test_inputs) {
   for (uint32_t i = 1; i < RANKS; i++) OK(w.node[i], mlfab_finish(w.node[i], 0));
   OK(only, mlfab_allreduce_mean(only, &x, 1));
   assert_true(x == 3);
-  world_close(&w);
 }
 
-TEST(test_wrong_states) {
+WORLD_TEST(test_wrong_states) {
   float x = 1;
   mlfab_request r;
-  world w;
   world_init(&w, 2, 1, 1);
   world_open(&w, 3);
   WRONG(w.node[2], mlfab_allreduce(w.node[2], &x, 1, MLFAB_F32, NULL), MLFAB_ERR_STATE,
         "this node is not a worker");
   WRONG(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r), MLFAB_ERR_STATE, "not a worker");
-  adds_up(&w);
+  adds_up();
   OK(w.node[0], mlfab_finish(w.node[0], 0));
   WRONG(w.node[0], mlfab_allreduce(w.node[0], &x, 1, MLFAB_F32, NULL), MLFAB_ERR_STATE,
         "has finished");
@@ -446,63 +450,47 @@ TEST(test_wrong_states) {
   EXPECT(w.node[2], mlfab_present(w.node[2], ranks, 2, &n), MLFAB_ERR_STATE);
   OK(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, NULL));
   assert_true(x == 1.0f);
-  world_close(&w);
 }
 
 /* --- failures --- */
 
-TEST(test_deadline) {
+ADDED_TEST(test_deadline) {
   int64_t x = 1;
   mlfab_request r;
   mlfab_vec one = {&x, 1};
   mlfab_collective o = with(0, 0);
-  world w;
-  begin(&w, RANKS);
-  adds_up(&w);
   o.timeout_ns = 4ull * WORLD_S;
   uint64_t since = mlfab_sim_clock(w.sim);
   OK(w.node[1], mlfab_allreduce_start(w.node[1], &one, 1, MLFAB_I64, NULL, &r));
-  EXPECT(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_I64, &o), MLFAB_ERR_TIMEOUT);
-  said(w.node[0], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
+  BLAMED(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_I64, &o), MLFAB_ERR_TIMEOUT, 2,
+         "worker 2 has not called it");
   assert_true(mlfab_sim_clock(w.sim) - since < 5ull * WORLD_S);
-  EXPECT(w.node[1], mlfab_wait(w.node[1], r, 0, NULL), MLFAB_ERR_TIMEOUT);
-  said(w.node[1], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
+  BLAMED(w.node[1], mlfab_wait(w.node[1], r, 0, NULL), MLFAB_ERR_TIMEOUT, 2,
+         "worker 2 has not called it");
   mlfab_sim_run(w.sim, WORLD_S);
   /* The one that was missing hears of it once, in whatever it calls next. */
-  EXPECT(w.node[2], small_start(w.node[2], &r), MLFAB_ERR_TIMEOUT);
-  said(w.node[2], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
-  adds_up(&w);
-  world_close(&w);
+  BLAMED(w.node[2], small_start(2, &r), MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
 }
 
-TEST(test_cancel) {
+ADDED_TEST(test_cancel) {
   int64_t x[RANKS] = {0};
   mlfab_request r[RANKS];
-  world w;
-  begin(&w, RANKS);
-  adds_up(&w);
-  for (uint32_t i = 1; i < RANKS; i++) {
-    mlfab_vec one = {&x[i], 1};
-    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
-  }
+  for (uint32_t i = 1; i < RANKS; i++) OK(w.node[i], sum_start(i, &x[i], &r[i]));
   OK(w.node[1], mlfab_cancel(w.node[1], r[1]));
   EXPECT(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_CANCELLED);
-  EXPECT(w.node[2], mlfab_wait(w.node[2], r[2], 0, NULL), MLFAB_ERR_CANCELLED);
-  said(w.node[2], MLFAB_ERR_CANCELLED, 1, "withdrawn by worker 1");
-  EXPECT(w.node[0], small_start(w.node[0], &r[0]), MLFAB_ERR_CANCELLED);
-  adds_up(&w);
-  world_close(&w);
+  BLAMED(w.node[2], mlfab_wait(w.node[2], r[2], 0, NULL), MLFAB_ERR_CANCELLED, 1,
+         "withdrawn by worker 1");
+  EXPECT(w.node[0], small_start(0, &r[0]), MLFAB_ERR_CANCELLED);
 }
 
 /* Of the two kinds of sizes that there are the rarer one is to blame. */
 TEST(test_sizes_differ) {
   static float data[RANKS][COUNT];
   mlfab_request r[RANKS];
-  world w;
   for (uint32_t odd = 0; odd < RANKS; odd++) {
     for (int how = 0; how < 4; how++) {
-      begin(&w, RANKS);
-      adds_up(&w);
+      begin_with(RANKS);
+      adds_up();
       for (uint32_t i = 0; i < RANKS; i++) {
         mlfab_vec one = {data[i], COUNT - 1};
         mlfab_collective o = with(0, 0);
@@ -518,36 +506,31 @@ TEST(test_sizes_differ) {
         }
       }
       for (uint32_t i = 0; i < RANKS; i++) {
-        EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH);
-        said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "an allreduce of 39 F32 (SUM)");
+        BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH, (int32_t)odd,
+               "an allreduce of 39 F32 (SUM)");
         if (how == 2)
-          said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "39 F32 (SUM), algorithm RING, worker");
+          said_of(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd,
+                  "39 F32 (SUM), algorithm RING, worker");
       }
-      adds_up(&w);
+      adds_up();
       world_close(&w);
     }
   }
 }
 
 /* Allgathers whose blocks differ, with the same sum; the text has both lists. */
-TEST(test_blocks_differ) {
+ADDED_TEST(test_blocks_differ) {
   static float data[RANKS][COUNT];
   uint64_t even[RANKS] = {4, 4, 4}, odd[RANKS] = {4, 7, 1};
   mlfab_request r[RANKS];
-  world w;
-  begin(&w, RANKS);
-  adds_up(&w);
   for (uint32_t i = 0; i < RANKS; i++)
     OK(w.node[i],
        mlfab_allgather_start(w.node[i], data[i], i == 2 ? odd : even, MLFAB_F32, NULL, &r[i]));
   for (uint32_t i = 0; i < RANKS; i++) {
-    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH);
-    said(w.node[i], MLFAB_ERR_MISMATCH, 2,
-         "worker 2 has called an allgather of 12 F32 (counts 4, 7, 1)");
-    said(w.node[i], MLFAB_ERR_MISMATCH, 2, "worker 0 an allgather of 12 F32 (counts 4 x 3)");
+    BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH, 2,
+           "worker 2 has called an allgather of 12 F32 (counts 4, 7, 1)");
+    said_of(w.node[i], MLFAB_ERR_MISMATCH, 2, "worker 0 an allgather of 12 F32 (counts 4 x 3)");
   }
-  adds_up(&w);
-  world_close(&w);
 }
 
 /* One worker is in a barrier, the others in a collective: each deadline says where the other waits, before the first epoch and
@@ -556,10 +539,9 @@ TEST(test_barrier_and_collective) {
   for (int within = 0; within < 2; within++) {
     int64_t x[RANKS] = {0};
     mlfab_request r[RANKS];
-    world w;
     mlfab_collective o = with(0, 0);
-    begin(&w, RANKS);
-    if (within) adds_up(&w);
+    begin_with(RANKS);
+    if (within) adds_up();
     o.timeout_ns = 10ull * WORLD_S;
     for (uint32_t i = 0; i < RANKS; i++) {
       mlfab_vec one = {&x[i], 1};
@@ -568,33 +550,30 @@ TEST(test_barrier_and_collective) {
       else
         OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &r[i]));
     }
-    EXPECT(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_TIMEOUT);
-    said(w.node[1], MLFAB_ERR_TIMEOUT, 0, "worker 0, which waits in a collective instead");
-    EXPECT(w.node[0], mlfab_wait(w.node[0], r[0], 0, NULL), MLFAB_ERR_TIMEOUT);
-    said(w.node[0], MLFAB_ERR_TIMEOUT, 1, "worker 1 waits in a barrier instead");
+    BLAMED(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_TIMEOUT, 0,
+           "worker 0, which waits in a collective instead");
+    BLAMED(w.node[0], mlfab_wait(w.node[0], r[0], 0, NULL), MLFAB_ERR_TIMEOUT, 1,
+           "worker 1 waits in a barrier instead");
     world_close(&w);
   }
 }
 
-TEST(test_not_finite) {
+ADDED_TEST(test_not_finite) {
   float x[RANKS] = {1, NAN, 1};
   mlfab_request r[RANKS];
   mlfab_collective o = with(0, 0);
-  world w;
-  begin(&w, RANKS);
-  adds_up(&w);
   o.refuse_nan = 1;
   for (uint32_t i = 0; i < RANKS; i++) {
     mlfab_vec one = {&x[i], 1};
     EXPECT(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]),
            i == 1 ? MLFAB_ERR_NOT_FINITE : 0);
   }
-  said(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
+  said_of(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
   for (uint32_t i = 0; i < RANKS; i += 2) {
-    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_NOT_FINITE);
-    said(w.node[i], MLFAB_ERR_NOT_FINITE, 1, "worker 1 has NaN or infinity");
+    BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_NOT_FINITE, 1,
+           "worker 1 has NaN or infinity");
   }
-  adds_up(&w);
+  adds_up();
   /* Else it is a number like any other. */
   for (uint32_t i = 0; i < RANKS; i++) {
     mlfab_vec one = {&x[i], 1};
@@ -604,48 +583,35 @@ TEST(test_not_finite) {
     OK(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL));
     assert_true(isnan(x[i]));
   }
-  world_close(&w);
 }
 
-TEST(test_death) {
+WORLD_TEST(test_death) {
   int64_t x[4] = {0};
   uint64_t counts[4] = {1, 1, 1, 1};
   mlfab_request r[4];
-  world w;
-  begin(&w, 4);
-  adds_up(&w);
-  for (uint32_t i = 0; i < 3; i++) {
-    mlfab_vec one = {&x[i], 1};
-    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
-  }
+  begin_with(4);
+  adds_up();
+  for (uint32_t i = 0; i < 3; i++) OK(w.node[i], sum_start(i, &x[i], &r[i]));
   OK(w.node[0], mlfab_sim_crash(w.sim, 2));
   w.node[2] = NULL;
   for (uint32_t i = 0; i < 2; i++) {
-    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_PEER_DEAD);
-    said(w.node[i], MLFAB_ERR_PEER_DEAD, 2, "worker 2");
+    BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_PEER_DEAD, 2, "worker 2");
   }
   mlfab_sim_run(w.sim, WORLD_S);
-  EXPECT(w.node[3], small_start(w.node[3], &r[3]), MLFAB_ERR_PEER_DEAD);
-  adds_up(&w);
+  EXPECT(w.node[3], small_start(3, &r[3]), MLFAB_ERR_PEER_DEAD);
+  adds_up();
   /* Who is not there has no block, and is no root. */
-  EXPECT(w.node[1], mlfab_allgather(w.node[1], x, counts, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
-  said(w.node[1], MLFAB_ERR_ARGUMENT, 2, "does not take part");
+  BLAMED(w.node[1], mlfab_allgather(w.node[1], x, counts, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT, 2,
+         "does not take part");
   EXPECT(w.node[1], mlfab_broadcast_start(w.node[1], 2, x, 8, NULL, &r[1]), MLFAB_ERR_ARGUMENT);
-  adds_up(&w);
-  world_close(&w);
+  adds_up();
 }
 
 /* Closing in good order: what it has called is finished, what follows fails once. */
-TEST(test_leaving) {
+ADDED_TEST(test_leaving) {
   int64_t x[RANKS] = {1, 2, 4};
   mlfab_request r[RANKS];
-  world w;
-  begin(&w, RANKS);
-  adds_up(&w);
-  for (uint32_t i = 0; i < RANKS; i++) {
-    mlfab_vec one = {&x[i], 1};
-    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
-  }
+  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], sum_start(i, &x[i], &r[i]));
   OK(w.node[2], mlfab_wait(w.node[2], r[2], 0, NULL));
   assert_int_equal(mlfab_close(&w.node[2]), 0);
   for (uint32_t i = 0; i < 2; i++) {
@@ -656,23 +622,19 @@ TEST(test_leaving) {
     mlfab_vec one = {&x[i], 1};
     int code = mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]);
     if (!code) code = mlfab_wait(w.node[i], r[i], 0, NULL);
-    EXPECT(w.node[i], code, MLFAB_ERR_PEER_CLOSED);
-    said(w.node[i], MLFAB_ERR_PEER_CLOSED, 2, "worker 2");
+    BLAMED(w.node[i], code, MLFAB_ERR_PEER_CLOSED, 2, "worker 2");
   }
-  adds_up(&w);
-  world_close(&w);
 }
 
 /* --- one alone, memory --- */
 
-TEST(test_world_of_one) {
+WORLD_TEST(test_world_of_one) {
   double data[4] = {1, 2, 3, 4};
   uint64_t counts[1] = {4};
   mlfab_vec two[2] = {{data, 1}, {data + 2, 2}};
   mlfab_request r[2];
   mlfab_stats stats;
-  world w;
-  begin(&w, 1);
+  begin_with(1);
   mlfab *n = w.node[0];
   for (uint32_t op = MLFAB_OP_SUM; op <= MLFAB_OP_PRODUCT; op++) {
     for (uint32_t algorithm = 0; algorithm < 5; algorithm++) {
@@ -695,7 +657,6 @@ TEST(test_world_of_one) {
   assert_true(stats.collectives == 30 && stats.frames_sent == 0);
   OK(n, mlfab_barrier_start(n, NULL, &r[1]));
   OK(n, mlfab_wait(n, r[1], 0, NULL));
-  world_close(&w);
 }
 
 /* A program built with an older header gets what it has room for, and its size stays. */
@@ -721,8 +682,7 @@ TEST(test_older_info) {
 
 TEST(test_memory) {
   void *some = NULL, *more = NULL;
-  world w;
-  begin(&w, 2);
+  begin_with(2);
   mlfab *n = w.node[0];
   WRONG(n, mlfab_alloc(n, 0, &some), MLFAB_ERR_ARGUMENT, "alloc: 0 bytes");
   WRONG(n, mlfab_alloc(n, 8, NULL), MLFAB_ERR_ARGUMENT, "memory_p is NULL");
@@ -743,7 +703,7 @@ TEST(test_memory) {
     OK(n, mlfab_free(n, some));
     WRONG(n, mlfab_free(n, some), MLFAB_ERR_ARGUMENT, "does not come from mlfab_alloc");
   }
-  adds_up(&w);
+  adds_up();
   world_close(&w); /* frees the rest */
 }
 
@@ -765,20 +725,20 @@ static void append(void *user, void *inout, const void *in, uint64_t count) {
   }
 }
 
-static void spells(world *w, const char *wanted) {
+static void spells(const char *wanted) {
   word words[WORLD_NODES];
   mlfab_request requests[WORLD_NODES];
   mlfab_collective o = with(0, 0);
   o.reduce = append;
   o.element_bytes = sizeof(word);
   o.ordered = 1;
-  for (uint32_t i = 0; i < w->workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++) {
     mlfab_vec vec = {&words[i], 1};
     words[i] = (word){1, {(char)('a' + i)}};
-    OK(w->node[i], mlfab_allreduce_start(w->node[i], &vec, 1, 0, &o, &requests[i]));
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], &vec, 1, 0, &o, &requests[i]));
   }
-  for (uint32_t i = 0; i < w->workers; i++) {
-    OK(w->node[i], mlfab_wait(w->node[i], requests[i], 0, NULL));
+  for (uint32_t i = 0; i < w.workers; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
     if (strncmp(words[i].text, wanted, sizeof words[i].text) != 0)
       fail_msg("%.8s, not %s", words[i].text, wanted);
   }
@@ -789,39 +749,36 @@ TEST(test_order_by_rate) {
   float x = NAN;
   mlfab_vec one = {&x, 1};
   mlfab_collective o = with(0, 0);
-  world w;
   for (uint32_t by_rate = 0; by_rate < 2; by_rate++) {
     world_init(&w, 4, 1, 0);
     w.config.order_by_rate = by_rate;
     world_open(&w, 7);
-    spells(&w, "abcd");
+    spells("abcd");
     for (uint32_t i = 0; i < w.workers; i++)
       OK(w.node[i], mlfab_set_link(w.node[i], 1e9, i == 2 ? 8e8 : i == 1 ? 1e8 : 2e8));
-    spells(&w, "abcd");
+    spells("abcd");
     o.refuse_nan = 1; /* ends the epoch */
     EXPECT(w.node[3], mlfab_allreduce_list(w.node[3], &one, 1, MLFAB_F32, &o),
            MLFAB_ERR_NOT_FINITE);
     for (uint32_t i = 0; i < 3; i++)
       EXPECT(w.node[i], mlfab_allreduce_list(w.node[i], &one, 1, MLFAB_F32, NULL),
              MLFAB_ERR_NOT_FINITE);
-    spells(&w, by_rate ? "cadb" : "abcd");
+    spells(by_rate ? "cadb" : "abcd");
     world_close(&w);
   }
 }
 
 /* Worker 1 asks server 0 where the others are, and its link breaks with the question on it. It asks
  * again as soon as there is another link, and not when its patience with server 0 has run out. */
-TEST(test_question_is_lost) {
+WORKERS_TEST(test_question_is_lost) {
   const mlfab_sim_options lossy = {.size = sizeof lossy, .loss = 1.0};
   mlfab_request requests[RANKS];
   float data[RANKS] = {7};
   uint64_t since = 0;
   mlfab_stats stats;
-  world w;
-  begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++)
     OK(w.node[i], mlfab_broadcast_start(w.node[i], 0, &data[i], 4, NULL, &requests[i]));
-  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  all_end(requests);
   for (uint32_t i = 0; i < RANKS; i++) {
     const uint32_t rank = (i + 1) % RANKS;
     mlfab_vec vec = {&data[rank], 1};
@@ -833,11 +790,10 @@ TEST(test_question_is_lost) {
     assert_int_equal(mlfab_sim_set_faults(w.sim, NULL), 0);
     since = mlfab_sim_clock(w.sim);
   }
-  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  all_end(requests);
   OK(w.node[1], mlfab_get_stats(w.node[1], &stats, sizeof stats));
   assert_true(data[0] == 21 && data[1] == 21 && data[2] == 21);
   assert_true(stats.reconnects > 0 && mlfab_sim_clock(w.sim) - since < 500 * WORLD_MS);
-  world_close(&w);
 }
 
 TESTS(NULL, NULL)

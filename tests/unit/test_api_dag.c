@@ -38,12 +38,17 @@ static void begin(uint32_t workers) {
   }
 }
 
-static void end(void) {
+static int end(void **state) {
+  (void)state;
   for (uint32_t i = 0; i < w.workers; i++) {
     if (rigs[i].dag && w.node[i]) OK(w.node[i], mlfab_dag_close(&rigs[i].dag));
   }
   world_close(&w);
+  return 0;
 }
+
+/* A test whose world is closed behind it. */
+#define WORLD_TEST(name) TEST_WITH(name, NULL, end)
 
 /* What the worker was told last. */
 static const mlfab_error *said(uint32_t i) {
@@ -85,7 +90,9 @@ static void wait_one(void *user) {
   r->done = 1;
 }
 
-static void expect_all(int code) {
+/* The same, and how it ends for all. */
+static void all_end(void (*call)(void *), int code) {
+  together(call);
   for (uint32_t i = 0; i < w.workers; i++) {
     if (w.node[i]) world_expect(w.node[i], rigs[i].code, code, "one of all");
   }
@@ -93,8 +100,7 @@ static void expect_all(int code) {
 
 static void open_all(int persistent) {
   for (uint32_t i = 0; i < w.workers; i++) rigs[i].persistent = persistent;
-  together(open_one);
-  expect_all(0);
+  all_end(open_one, 0);
 }
 
 static int note(void *user, uint64_t round) {
@@ -118,9 +124,45 @@ static void spread(rig *r) {
     OK(r->ctx, mlfab_dag_send(r->dag, (int32_t)i, 5, r->out, sizeof r->out, &op));
 }
 
+/* Its members only spread. */
+static void begin_spread(uint32_t workers) {
+  begin(workers);
+  for (uint32_t i = 0; i < workers; i++) spread(&rigs[i]);
+}
+
+/* An operation that waits for its trigger. */
+static uint32_t add_clock(rig *r) {
+  uint32_t op;
+  OK(r->ctx, mlfab_dag_nop(r->dag, &op));
+  OK(r->ctx, mlfab_dag_set(r->dag, op, 0, MLFAB_DAG_OUTSIDE));
+  return op;
+}
+
+/* The same, which calls note(). */
+static uint32_t add_note(rig *r) {
+  uint32_t op;
+  OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &op));
+  OK(r->ctx, mlfab_dag_set(r->dag, op, 0, MLFAB_DAG_OUTSIDE));
+  return op;
+}
+
+/* Sends behind another operation. */
+static void add_send(rig *r, int32_t to, uint32_t tag, const void *data, uint64_t bytes,
+                     uint32_t after) {
+  uint32_t op;
+  OK(r->ctx, mlfab_dag_send(r->dag, to, tag, data, bytes, &op));
+  OK(r->ctx, mlfab_dag_after(r->dag, op, after));
+}
+
+/* All begin a round. */
+static void start_all(uint64_t timeout_ns, mlfab_request *requests) {
+  for (uint32_t i = 0; i < w.workers; i++)
+    OK(w.node[i], mlfab_dag_start(rigs[i].dag, timeout_ns, &requests[i]));
+}
+
 /* --- what is refused --- */
 
-TEST(test_building) {
+WORLD_TEST(test_building) {
   uint32_t op = 77;
   int64_t x[2] = {0};
   begin(2);
@@ -159,7 +201,6 @@ TEST(test_building) {
   EXPECT(n, mlfab_dag_trigger(d, 0), MLFAB_ERR_STATE);
   assert_int_equal(mlfab_dag_close(NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_dag_close(&none), MLFAB_ERR_CLOSED);
-  end();
 }
 
 /* The task graph of worker 0, anew. */
@@ -169,7 +210,7 @@ static mlfab_dag *afresh(void) {
   return rigs[0].dag;
 }
 
-TEST(test_flaws) {
+WORLD_TEST(test_flaws) {
   uint32_t a, b, c;
   int64_t x;
   begin(2);
@@ -212,12 +253,10 @@ TEST(test_flaws) {
   OK(n, mlfab_dag_set(d, b, 0, MLFAB_DAG_OPTIONAL));
   EXPECT(n, mlfab_dag_open(d, 1, 0), MLFAB_ERR_ARGUMENT);
   assert_non_null(strstr(said(0)->text, "without end"));
-  OK(n, mlfab_dag_nop(d, &c));
-  OK(n, mlfab_dag_set(d, c, 0, MLFAB_DAG_OUTSIDE));
+  (void)add_clock(&rigs[0]);
 
   /* Nothing of this was told to anybody: both open theirs now. */
-  OK(w.node[1], mlfab_dag_nop(rigs[1].dag, &a));
-  OK(w.node[1], mlfab_dag_set(rigs[1].dag, a, 0, MLFAB_DAG_OUTSIDE));
+  (void)add_clock(&rigs[1]);
   open_all(1);
   EXPECT(n, mlfab_dag_open(d, 1, 0), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_dag_nop(d, &a), MLFAB_ERR_STATE);
@@ -226,20 +265,17 @@ TEST(test_flaws) {
   EXPECT(n, mlfab_dag_start(d, 0, &(mlfab_request){0}), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_dag_trigger(d, 0), MLFAB_ERR_ARGUMENT); /* not OUTSIDE */
   EXPECT(n, mlfab_dag_trigger(d, 9), MLFAB_ERR_ARGUMENT);
-  end();
 }
 
 /* --- rounds --- */
 
-TEST(test_rounds) {
+WORLD_TEST(test_rounds) {
   mlfab_request request;
-  begin(4);
-  for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
+  begin_spread(4);
   open_all(0);
   for (int64_t round = 0; round < 70; round++) {
     rigs[0].out[3] = 1000 + round;
-    together(run_one);
-    expect_all(0);
+    all_end(run_one, 0);
     for (uint32_t i = 1; i < 4; i++) {
       assert_int_equal(rigs[i].in[3], 1000 + round);
       assert_int_equal(rigs[i].ran, round + 1);
@@ -255,14 +291,12 @@ TEST(test_rounds) {
     rigs[i].round = 70;
     if (i != 1) OK(w.node[i], mlfab_dag_start(rigs[i].dag, 0, &(mlfab_request){0}));
   }
-  together(wait_one);
-  expect_all(0);
+  all_end(wait_one, 0);
   OK(w.node[1], mlfab_wait(w.node[1], request, 0, NULL));
-  end();
 }
 
 /* A sum over a chain, in four types of which halves are rounded; and a large message. */
-TEST(test_reduce) {
+WORLD_TEST(test_reduce) {
   enum { LARGE = 300000 };
   static double sums[3][LARGE];
   static float small[3][5];
@@ -290,12 +324,10 @@ TEST(test_reduce) {
       for (int k = 0; k < LARGE; k++) sums[i][k] = k + 10 * i + round;
       for (int k = 0; k < 5; k++) small[i][k] = (float)((k + i) % 3);
     }
-    together(run_one);
-    expect_all(0);
+    all_end(run_one, 0);
     for (int k = 0; k < LARGE; k++) assert_true(sums[2][k] == 3.0 * k + 30 + 3 * round);
     for (int k = 0; k < 5; k++) assert_true(small[2][k] == 2.0f);
   }
-  end();
 }
 
 static int scribble(void *user, uint64_t round) {
@@ -304,7 +336,7 @@ static int scribble(void *user, uint64_t round) {
 }
 
 /* What comes after a message may change what was sent. */
-TEST(test_sent) {
+WORLD_TEST(test_sent) {
   static unsigned char from[100000], to[100000];
   uint32_t op, then;
   begin(2);
@@ -314,19 +346,17 @@ TEST(test_sent) {
   OK(w.node[1], mlfab_dag_recv(rigs[1].dag, 0, 0, to, sizeof to, &op));
   open_all(0);
   for (int round = 0; round < 5; round++) {
-    together(run_one);
-    expect_all(0);
+    all_end(run_one, 0);
     for (size_t i = 0; i < sizeof to; i++) assert_int_equal(to[i], round ? round + 99 : 0);
   }
-  end();
 }
 
 /* --- triggers --- */
 
 /* Two clocks of three start a round of a worker alone; what an operation computes triggers
  * another. */
-TEST(test_triggers) {
-  uint32_t clock[3], quorum, last;
+WORLD_TEST(test_triggers) {
+  uint32_t clock[3], quorum;
   mlfab_request request;
   int done;
   begin(1);
@@ -339,9 +369,7 @@ TEST(test_triggers) {
   OK(n, mlfab_dag_compute(r->dag, note, r, &quorum));
   for (int i = 0; i < 3; i++) OK(n, mlfab_dag_after(r->dag, quorum, clock[i]));
   OK(n, mlfab_dag_set(r->dag, quorum, 2, 0));
-  OK(n, mlfab_dag_nop(r->dag, &last));
-  OK(n, mlfab_dag_set(r->dag, last, 0, MLFAB_DAG_OUTSIDE));
-  r->triggers = last + 1;
+  r->triggers = add_clock(r) + 1;
   open_all(0);
   EXPECT(n, mlfab_dag_trigger(r->dag, clock[0]), MLFAB_ERR_STATE); /* no round */
   for (uint64_t round = 0; round < 20; round++) {
@@ -355,7 +383,6 @@ TEST(test_triggers) {
     assert_int_equal(r->ran, round + 1);
     OK(n, mlfab_wait(n, request, 0, NULL));
   }
-  end();
 }
 
 static void pull_clock(void *user) {
@@ -364,15 +391,13 @@ static void pull_clock(void *user) {
 }
 
 /* Rounds of a persistent task graph go from worker to worker, driven by one; the others only look. */
-TEST(test_persistent) {
-  uint32_t clock, op, in;
+WORLD_TEST(test_persistent) {
+  uint32_t clock = 0, op, in;
   begin(3);
   for (uint32_t i = 0; i < 3; i++) {
     rig *r = &rigs[i];
     if (i == 0) {
-      OK(r->ctx, mlfab_dag_nop(r->dag, &clock));
-      OK(r->ctx, mlfab_dag_set(r->dag, clock, 0, MLFAB_DAG_OUTSIDE));
-      in = clock;
+      in = clock = add_clock(r);
     } else {
       OK(r->ctx, mlfab_dag_recv(r->dag, (int32_t)i - 1, 0, r->in, sizeof r->in, &in));
       OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &op));
@@ -380,8 +405,7 @@ TEST(test_persistent) {
       in = op;
     }
     if (i == 2) continue;
-    OK(r->ctx, mlfab_dag_send(r->dag, (int32_t)i + 1, 0, i ? r->in : r->out, sizeof r->in, &op));
-    OK(r->ctx, mlfab_dag_after(r->dag, op, in));
+    add_send(r, (int32_t)i + 1, 0, i ? r->in : r->out, sizeof r->in, in);
   }
   open_all(1);
   for (uint64_t round = 0; round < 40; round++) {
@@ -408,7 +432,6 @@ TEST(test_persistent) {
   mlfab_stats stats;
   OK(w.node[0], mlfab_get_stats(w.node[0], &stats, sizeof stats));
   assert_int_equal(stats.collective_epochs, 1);
-  end();
 }
 
 /* A persistent task graph that begins to send as soon as it is armed can be closed all the same. */
@@ -439,35 +462,32 @@ TEST(test_closing) {
       OK(w.node[i], mlfab_get_stats(w.node[i], &stats, sizeof stats));
       assert_int_equal(stats.collective_epochs, 1);
     }
-    end();
+    (void)end(NULL);
   }
 }
 
 /* --- failures --- */
 
 /* An operation fails: everybody hears who and why, once, and rounds go on. */
-TEST(test_callback) {
-  begin(4);
-  for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
+WORLD_TEST(test_callback) {
+  begin_spread(4);
   /* So that nobody is done before all are. */
   for (uint32_t i = 0; i < 4; i++) {
-    uint32_t op, then;
+    uint32_t op;
     if (i != 2) {
       OK(w.node[i], mlfab_dag_recv(rigs[i].dag, 2, 9, NULL, 0, &op));
       continue;
     }
     for (int32_t to = 0; to < 4; to++) {
       if (to == 2) continue;
-      OK(w.node[2], mlfab_dag_send(rigs[2].dag, to, 9, NULL, 0, &then));
-      OK(w.node[2], mlfab_dag_after(rigs[2].dag, then, 1));
+      add_send(&rigs[2], to, 9, NULL, 0, 1);
     }
   }
   open_all(0);
   for (uint64_t round = 0; round < 12; round++) {
     int fails = round % 3 == 1;
     rigs[2].answer = fails ? 41 : 0;
-    together(run_one);
-    expect_all(fails ? MLFAB_ERR_CALLBACK : 0);
+    all_end(run_one, fails ? MLFAB_ERR_CALLBACK : 0);
     for (uint32_t i = 0; fails && i < 4; i++) {
       assert_int_equal(said(i)->rank, 2);
       assert_non_null(strstr(said(i)->text, "operation 1 of worker 2 has returned 41"));
@@ -476,23 +496,20 @@ TEST(test_callback) {
     for (uint32_t i = 0; !fails && i < 4; i++) OK(w.node[i], mlfab_dag_wait(rigs[i].dag, round, 0));
     assert_int_equal(rigs[2].last_round, round);
   }
-  end();
 }
 
 /* What is started and triggered while no epoch stands comes as soon as one does; and a failure that
  * is not seen by then is told by a trigger. */
 TEST(test_early) {
-  uint32_t clock[2], op;
+  uint32_t clock[2];
   mlfab_request request[2];
   for (int persistent = 0; persistent < 2; persistent++) {
     begin(2);
     for (uint32_t i = 0; i < 2; i++) {
       rig *r = &rigs[i];
       uint32_t in;
-      OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &clock[i]));
-      OK(r->ctx, mlfab_dag_set(r->dag, clock[i], 0, MLFAB_DAG_OUTSIDE));
-      OK(r->ctx, mlfab_dag_send(r->dag, 1 - (int32_t)i, 0, r->out, 8, &op));
-      OK(r->ctx, mlfab_dag_after(r->dag, op, clock[i]));
+      clock[i] = add_note(r);
+      add_send(r, 1 - (int32_t)i, 0, r->out, 8, clock[i]);
       OK(r->ctx, mlfab_dag_recv(r->dag, 1 - (int32_t)i, 0, r->in, 8, &in));
     }
     open_all(persistent);
@@ -507,10 +524,7 @@ TEST(test_early) {
         assert_int_equal(rigs[i].in[0], (int64_t)(round + 1 - i));
         if (!persistent) OK(w.node[i], mlfab_wait(w.node[i], request[i], 0, NULL));
       }
-      if (!persistent) {
-        for (uint32_t i = 0; i < 2; i++)
-          OK(w.node[i], mlfab_dag_start(rigs[i].dag, 0, &request[i]));
-      }
+      if (!persistent) start_all(0, request);
       rigs[1].answer = 3;
       OK(w.node[1], mlfab_dag_trigger(rigs[1].dag, clock[1]));
       rigs[1].answer = 0;
@@ -527,15 +541,13 @@ TEST(test_early) {
         assert_int_equal(said(0)->rank, 1);
       }
     }
-    end();
+    (void)end(NULL);
   }
 }
 
-TEST(test_callback_alone) {
-  uint32_t op;
+WORLD_TEST(test_callback_alone) {
   begin(1);
-  OK(w.node[0], mlfab_dag_compute(rigs[0].dag, note, &rigs[0], &op));
-  OK(w.node[0], mlfab_dag_set(rigs[0].dag, op, 0, MLFAB_DAG_OUTSIDE));
+  const uint32_t op = add_note(&rigs[0]);
   open_all(1);
   for (uint64_t round = 0; round < 6; round++) {
     rigs[0].answer = round % 2 == 1;
@@ -543,13 +555,11 @@ TEST(test_callback_alone) {
     EXPECT(w.node[0], mlfab_dag_wait(rigs[0].dag, round, 0), round % 2 ? MLFAB_ERR_CALLBACK : 0);
     assert_int_equal(rigs[0].last_round, round);
   }
-  end();
 }
 
 /* Somebody does not start his round: the others name him when their time is up. */
-TEST(test_missing) {
-  begin(3);
-  for (uint32_t i = 0; i < 3; i++) spread(&rigs[i]);
+WORLD_TEST(test_missing) {
+  begin_spread(3);
   open_all(0);
   mlfab_request request[3];
   OK(w.node[1], mlfab_dag_start(rigs[1].dag, WORLD_S, &request[1]));
@@ -560,48 +570,42 @@ TEST(test_missing) {
   assert_int_equal(said(2)->rank, 0);
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[0], mlfab_dag_start(rigs[0].dag, WORLD_S, &request[0]), MLFAB_ERR_TIMEOUT);
-  together(run_one);
-  expect_all(0);
-  end();
+  all_end(run_one, 0);
 }
 
-TEST(test_sizes_differ) {
+WORLD_TEST(test_sizes_differ) {
   uint32_t op;
   begin(2);
   OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 3, rigs[0].out, 16, &op));
   OK(w.node[1], mlfab_dag_recv(rigs[1].dag, 0, 3, rigs[1].in, 24, &op));
   open_all(0);
   mlfab_request request[2];
-  for (int i = 0; i < 2; i++) OK(w.node[i], mlfab_dag_start(rigs[i].dag, WORLD_S, &request[i]));
+  start_all(WORLD_S, request);
   EXPECT(w.node[1], mlfab_wait(w.node[1], request[1], 0, NULL), MLFAB_ERR_MISMATCH);
   assert_int_equal(said(1)->rank, 0);
   /* The sender may have been through with it. */
   mlfab_sim_run(w.sim, WORLD_S);
-  end();
 }
 
 /* A message that its receiver does not know. */
-TEST(test_tags_differ) {
+WORLD_TEST(test_tags_differ) {
   uint32_t op;
   mlfab_request request[2];
   begin(2);
   OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 3, rigs[0].out, 16, &op));
   OK(w.node[1], mlfab_dag_recv(rigs[1].dag, 0, 4, rigs[1].in, 16, &op));
   open_all(0);
-  for (int i = 0; i < 2; i++) OK(w.node[i], mlfab_dag_start(rigs[i].dag, WORLD_S, &request[i]));
+  start_all(WORLD_S, request);
   int code = mlfab_wait(w.node[1], request[1], 0, NULL);
   assert_true(code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_TIMEOUT);
   assert_int_equal(said(1)->rank, 0);
-  end();
 }
 
 /* One frees its task graph in a round; another dies; a third one's rank is then told. */
-TEST(test_leaving) {
-  begin(4);
-  for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
+WORLD_TEST(test_leaving) {
+  begin_spread(4);
   open_all(0);
-  together(run_one);
-  expect_all(0);
+  all_end(run_one, 0);
   mlfab_request request[4];
   for (uint32_t i = 1; i < 4; i++)
     OK(w.node[i], mlfab_dag_start(rigs[i].dag, 5ull * WORLD_S, &request[i]));
@@ -612,10 +616,9 @@ TEST(test_leaving) {
   EXPECT(w.node[2], mlfab_wait(w.node[2], request[2], 0, NULL), MLFAB_ERR_CANCELLED);
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[0], mlfab_dag_start(rigs[0].dag, 0, &request[0]), MLFAB_ERR_CANCELLED);
-  end();
+  (void)end(NULL);
 
-  begin(4);
-  for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
+  begin_spread(4);
   open_all(0);
   OK(w.node[2], mlfab_dag_start(rigs[2].dag, 5ull * WORLD_S, &request[2]));
   assert_int_equal(mlfab_sim_crash(w.sim, 1), 0);
@@ -628,42 +631,33 @@ TEST(test_leaving) {
     assert_int_equal(said(0)->rank, 1);
   }
   assert_non_null(strstr(said(0)->text, "worker 1 does not take part"));
-  end();
 }
 
 /* The numbers of members change, the ranks of a task graph do not. */
-TEST(test_others_die) {
+WORLD_TEST(test_others_die) {
   uint32_t op;
   begin(4);
   OK(w.node[3], mlfab_dag_send(rigs[3].dag, 2, 0, rigs[3].out, 8, &op));
   OK(w.node[2], mlfab_dag_recv(rigs[2].dag, 3, 0, rigs[2].in, 8, &op));
   for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_dag_nop(rigs[i].dag, &op));
   open_all(0);
-  together(run_one);
-  expect_all(0);
+  all_end(run_one, 0);
   assert_int_equal(mlfab_sim_crash(w.sim, 1), 0);
   w.node[1] = NULL;
   mlfab_sim_run(w.sim, 5ull * WORLD_S);
-  together(run_one);
-  expect_all(MLFAB_ERR_PEER_DEAD);
+  all_end(run_one, MLFAB_ERR_PEER_DEAD);
   for (int64_t round = 0; round < 3; round++) {
     rigs[3].out[0] = round + 5;
-    together(run_one);
-    expect_all(0);
+    all_end(run_one, 0);
     assert_int_equal(rigs[2].in[0], round + 5);
   }
-  end();
 }
 
 /* --- the context closes --- */
 
 TEST(test_abandoned) {
-  uint32_t op;
   begin(2);
-  for (uint32_t i = 0; i < 2; i++) {
-    OK(w.node[i], mlfab_dag_compute(rigs[i].dag, note, &rigs[i], &op));
-    OK(w.node[i], mlfab_dag_set(rigs[i].dag, op, 0, MLFAB_DAG_OUTSIDE));
-  }
+  for (uint32_t i = 0; i < 2; i++) (void)add_note(&rigs[i]);
   open_all(1);
   world_close(&w); /* frees what is open; a leak would be told by the sanitizer */
 }
@@ -689,14 +683,13 @@ static void *trigger_many(void *user) {
 TEST(test_threads) {
   mlfab_config config;
   pthread_t threads[3];
-  uint32_t clock, inner;
+  uint32_t inner;
   memset(rigs, 0, sizeof rigs);
   mlfab_config_init(&config);
   rig *r = &rigs[0];
   assert_int_equal(mlfab_open(&config, &r->ctx, NULL), 0);
   OK(r->ctx, mlfab_dag_create(r->ctx, &r->dag));
-  OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &clock));
-  OK(r->ctx, mlfab_dag_set(r->dag, clock, 0, MLFAB_DAG_OUTSIDE));
+  (void)add_note(r);
   OK(r->ctx, mlfab_dag_compute(r->dag, count_down, &rigs[1], &inner));
   OK(r->ctx, mlfab_dag_set(r->dag, inner, 0, MLFAB_DAG_OUTSIDE));
   r->triggers = inner + 1;

@@ -2,7 +2,7 @@
  * error, and changes nothing; and the edges of what is right.
  *
  * Source: FluentPS Table III; TDF 3, 4.2, 4.3. */
-#include "world.h"
+#include "said.h"
 
 #include <math.h>
 
@@ -15,59 +15,63 @@ typedef struct fixture {
   float u[COUNT], v[COUNT];
 } fixture;
 
+static fixture f; /* of the test that runs */
+
 static mlfab_sync sync_of(uint32_t kind) {
-  mlfab_sync s;
-  memset(&s, 0, sizeof s);
-  s.size = sizeof s;
-  s.kind = kind;
-  s.need = 1;
-  return s;
+  return (mlfab_sync){.size = sizeof(mlfab_sync), .kind = kind, .need = 1};
 }
 
 static mlfab_model_options model_of(mlfab_sync s) {
-  mlfab_model_options o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.consistency = s;
-  return o;
+  return (mlfab_model_options){.size = sizeof(mlfab_model_options), .consistency = s};
 }
 
-static void said(mlfab *node, int code, const char *text) {
-  mlfab_error error;
-  OK(node, mlfab_last_error(node, &error));
-  if (error.code != code || !strstr(error.text, text))
-    fail_msg("last error is %s \"%s\", without \"%s\"", mlfab_error_name(error.code), error.text,
-             text);
-}
-#define REFUSED(node, call, code, text) \
-  do {                                  \
-    EXPECT(node, call, code);           \
-    said(node, code, text);             \
-  } while (0)
-
-static void open_world(fixture *f, uint32_t workers, uint32_t servers) {
-  memset(f, 0, sizeof *f);
-  world_init(&f->w, workers, servers, 1);
-  world_open(&f->w, 7);
+/* Returns worker 0. */
+static mlfab *open_world(uint32_t workers, uint32_t servers) {
+  memset(&f, 0, sizeof f);
+  world_init(&f.w, workers, servers, 1);
+  world_open(&f.w, 7);
+  return f.w.node[0];
 }
 
-static void add(fixture *f, int dtype) {
-  for (uint32_t k = 0; k < f->w.workers; k++)
-    OK(f->w.node[k], mlfab_tensor_add(f->w.node[k], 5, dtype, COUNT));
+static int end(void **state) {
+  (void)state;
+  world_close(&f.w);
+  return 0;
 }
 
-static void start(fixture *f, const mlfab_model_options *o) {
-  add(f, MLFAB_F32);
-  for (uint32_t k = 0; k < f->w.workers; k++)
-    OK(f->w.node[k], mlfab_model_start(f->w.node[k], o, NULL, 0));
+/* A test whose world is closed behind it. */
+#define WORLD_TEST(name) TEST_WITH(name, NULL, end)
+
+static void add(int dtype) {
+  for (uint32_t k = 0; k < f.w.workers; k++)
+    OK(f.w.node[k], mlfab_tensor_add(f.w.node[k], 5, dtype, COUNT));
 }
 
-static mlfab_buf update(fixture *f) { return (mlfab_buf){5, 0, f->u, COUNT}; }
-static mlfab_buf weights(fixture *f) { return (mlfab_buf){5, 0, f->v, COUNT}; }
+static void start(const mlfab_model_options *o) {
+  add(MLFAB_F32);
+  for (uint32_t k = 0; k < f.w.workers; k++)
+    OK(f.w.node[k], mlfab_model_start(f.w.node[k], o, NULL, 0));
+}
 
-static void push(fixture *f, uint32_t k) {
-  mlfab_buf b = update(f);
-  OK(f->w.node[k], mlfab_push(f->w.node[k], &b, 1, NULL, NULL));
+/* A world with a model of this consistency. Returns worker 0. */
+static mlfab *start_world(uint32_t workers, uint32_t servers, mlfab_sync s) {
+  mlfab_model_options o = model_of(s);
+  mlfab *node = open_world(workers, servers);
+  start(&o);
+  return node;
+}
+
+static mlfab_buf update(void) { return (mlfab_buf){5, 0, f.u, COUNT}; }
+static mlfab_buf weights(void) { return (mlfab_buf){5, 0, f.v, COUNT}; }
+
+static void push(uint32_t k) {
+  mlfab_buf b = update();
+  OK(f.w.node[k], mlfab_push(f.w.node[k], &b, 1, NULL, NULL));
+}
+
+static void pull(void) {
+  mlfab_buf b = weights();
+  OK(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL));
 }
 
 /* --- consistency --- */
@@ -89,15 +93,13 @@ static uint32_t wrong_syncs(mlfab_sync *s, const char **text) {
   return n;
 }
 
-TEST(test_wrong_models) {
-  static fixture f;
+WORLD_TEST(test_wrong_models) {
   mlfab_sync s[16];
   const char *text[16];
-  open_world(&f, 2, 1);
-  mlfab *node = f.w.node[0];
+  mlfab *node = open_world(2, 1);
   mlfab_sync ssp = sync_of(MLFAB_SYNC_SSP);
   EXPECT(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_STATE);
-  add(&f, MLFAB_F32);
+  add(MLFAB_F32);
   uint32_t n = wrong_syncs(s, text);
   for (uint32_t i = 0; i < n; i++) {
     mlfab_model_options o = model_of(s[i]);
@@ -116,19 +118,17 @@ TEST(test_wrong_models) {
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "deterministic");
   o = model_of(sync_of(MLFAB_SYNC_SSP)), o.mean = 1;
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "mean");
-  world_close(&f.w);
 }
 
 /* A definition that was refused is tried again: what a slower server still says of the first is not taken for
  * an answer to the second. */
 TEST(test_second_definition) {
-  static fixture f;
   for (uint64_t seed = 1; seed <= 20; seed++) {
     memset(&f, 0, sizeof f);
     world_init(&f.w, 1, 3, 1);
     world_open(&f.w, seed);
     mlfab_sim_set_rate(f.w.sim, 3, 20000, 20000);
-    add(&f, MLFAB_F32);
+    add(MLFAB_F32);
     mlfab_model_options bad = {.size = sizeof bad, .mean = 1}, good = {.size = sizeof good};
     EXPECT(f.w.node[0], mlfab_model_start(f.w.node[0], &bad, NULL, 0), MLFAB_ERR_UNSUPPORTED);
     OK(f.w.node[0], mlfab_model_start(f.w.node[0], &good, NULL, 0));
@@ -136,15 +136,14 @@ TEST(test_second_definition) {
   }
 }
 
-TEST(test_wrong_changes) {
-  static fixture f;
+WORLD_TEST(test_wrong_changes) {
   mlfab_sync s[16];
   const char *text[16];
-  open_world(&f, 2, 2);
+  open_world(2, 2);
   mlfab *node = f.w.node[1];
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_BSP));
   o.mean = 1;
-  start(&f, &o);
+  start(&o);
   uint32_t n = wrong_syncs(s, text);
   for (uint32_t i = 0; i < n; i++)
     REFUSED(node, mlfab_set_sync(node, &s[i], MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT,
@@ -160,7 +159,6 @@ TEST(test_wrong_changes) {
   EXPECT(node, mlfab_set_sync(node, &user, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED);
   OK(node, mlfab_set_sync(node, &drop, 1, 5, 0));
   OK(node, mlfab_set_sync(node, &drop, MLFAB_ALL, MLFAB_ALL, 0));
-  world_close(&f.w);
 }
 
 static int never(void *user, const mlfab_sync_state *s) {
@@ -175,8 +173,7 @@ static int always(void *user, const mlfab_sync_state *s) {
 
 /* A condition that never says yes costs its pull the deadline, which tells the state that it saw; one
  * that always does ends at the fastest worker. */
-TEST(test_conditions_of_fools) {
-  static fixture f;
+WORLD_TEST(test_conditions_of_fools) {
   static mlfab_sync_state seen;
   mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 3 * (uint64_t)WORLD_S};
   mlfab_stats stats;
@@ -187,10 +184,10 @@ TEST(test_conditions_of_fools) {
   f.w.config.user = &seen;
   world_open(&f.w, 3);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_USER));
-  add(&f, MLFAB_F32);
+  add(MLFAB_F32);
   for (uint32_t k = 0; k < 2; k++) OK(f.w.node[k], mlfab_model_start(f.w.node[k], &o, NULL, 0));
-  for (int i = 0; i < 3; i++) push(&f, 1);
-  mlfab_buf b = weights(&f);
+  for (int i = 0; i < 3; i++) push(1);
+  mlfab_buf b = weights();
   REFUSED(f.w.node[1], mlfab_pull(f.w.node[1], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
           "user: this worker has pushed 3 updates, the fastest 3, the slowest 0");
   assert_int_equal(seen.worker, 1);
@@ -198,37 +195,33 @@ TEST(test_conditions_of_fools) {
   assert_int_equal(seen.v_train, 3);
   OK(f.w.node[2], mlfab_get_stats(f.w.node[2], &stats, sizeof stats));
   assert_int_equal(stats.rounds, 3);
-  world_close(&f.w);
 }
 
 /* The slowest leaves: who waited for it goes on. */
-TEST(test_slowest_leaves) {
-  static fixture f;
+WORLD_TEST(test_slowest_leaves) {
   mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 2 * (uint64_t)WORLD_S};
-  open_world(&f, 3, 1);
+  open_world(3, 1);
   mlfab_sync s = sync_of(MLFAB_SYNC_SSP);
   s.staleness = 1;
   mlfab_model_options o = model_of(s);
-  start(&f, &o);
-  mlfab_buf b = weights(&f);
-  for (int i = 0; i < 3; i++) push(&f, 0), push(&f, 1);
+  start(&o);
+  mlfab_buf b = weights();
+  for (int i = 0; i < 3; i++) push(0), push(1);
   REFUSED(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
           "worker 2");
   mlfab_request request;
   OK(f.w.node[0], mlfab_pull_start(f.w.node[0], &b, 1, NULL, &request));
   OK(f.w.node[2], mlfab_finish(f.w.node[2], 0));
   OK(f.w.node[0], mlfab_wait(f.w.node[0], request, 0, NULL));
-  world_close(&f.w);
 }
 
 /* A progress of the caller's own that goes back or jumps. */
-TEST(test_progress) {
-  static fixture f;
+WORLD_TEST(test_progress) {
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0};
-  open_world(&f, 1, 2);
+  open_world(1, 2);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_SSP));
-  start(&f, &o);
-  mlfab_buf b = update(&f);
+  start(&o);
+  mlfab_buf b = update();
   mlfab *node = f.w.node[0];
   for (options.iteration = 1; options.iteration <= 3; options.iteration++)
     OK(node, mlfab_push(node, &b, 1, &options, NULL));
@@ -238,22 +231,17 @@ TEST(test_progress) {
   EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
   options.iteration = 4;
   OK(node, mlfab_push(node, &b, 1, &options, NULL));
-  world_close(&f.w);
 }
 
 /* Small updates are merged only where their numbers follow one another: one between was withdrawn. */
-TEST(test_merged_numbers) {
-  static fixture f;
+WORLD_TEST(test_merged_numbers) {
   mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
   mlfab_request request[4];
   mlfab_result result;
   int status;
-  open_world(&f, 1, 1);
-  mlfab *node = f.w.node[0];
-  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&f, &o);
+  mlfab *node = start_world(1, 1, sync_of(MLFAB_SYNC_ASYNC));
   f.u[0] = 1;
-  mlfab_buf b = update(&f), w = weights(&f);
+  mlfab_buf b = update(), w = weights();
   for (int i = 0; i < 4; i++) {
     OK(node, mlfab_push_start(node, &b, 1, i == 2 ? &twice : NULL, &request[i]));
     if (i == 2) OK(node, mlfab_cancel(node, request[i]));
@@ -266,13 +254,11 @@ TEST(test_merged_numbers) {
   }
   OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
   assert_true(f.v[0] == 3.0f);
-  world_close(&f.w);
 }
 
 /* --- filters --- */
 
-TEST(test_wrong_filters) {
-  static fixture f;
+WORLD_TEST(test_wrong_filters) {
   static const struct {
     double threshold, decay, drop, top;
     uint32_t half;
@@ -281,12 +267,11 @@ TEST(test_wrong_filters) {
              {1, -1, 0, 0, 0, "decay"},     {1, 0, 1.5, 0, 0, "drop"},
              {1, 0, NAN, 0, 0, "drop"},     {0, 0, 0, 2, 0, "top"},
              {0, 0, 0, 0, 3, "half"}};
-  open_world(&f, 1, 1);
-  mlfab *node = f.w.node[0];
+  mlfab *node = open_world(1, 1);
   mlfab_filter filter = {.size = sizeof filter};
   EXPECT(node, mlfab_set_filter(node, MLFAB_ALL, &filter), MLFAB_ERR_STATE);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&f, &o);
+  start(&o);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     filter.threshold = bad[i].threshold, filter.decay = bad[i].decay, filter.drop = bad[i].drop;
     filter.top = bad[i].top, filter.half = bad[i].half;
@@ -300,25 +285,22 @@ TEST(test_wrong_filters) {
   /* What is not finite is refused before anything changes. */
   filter.threshold = 10;
   OK(node, mlfab_set_filter(node, 5, &filter));
-  mlfab_buf b = update(&f), w = weights(&f);
+  mlfab_buf b = update(), w = weights();
   for (int i = 0; i < COUNT; i++) f.u[i] = 1;
-  push(&f, 0);
+  push(0);
   f.u[COUNT - 1] = INFINITY;
   EXPECT(node, mlfab_push(node, &b, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
   memset(f.u, 0, sizeof f.u);
   OK(node, mlfab_set_filter(node, 5, NULL));
-  push(&f, 0); /* the residual of the first, and nothing else */
+  push(0); /* the residual of the first, and nothing else */
   OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
   for (int i = 0; i < COUNT; i++) assert_true(f.v[i] == 1.0f);
-  world_close(&f.w);
 }
 
-TEST(test_filters_on_counts) {
-  static fixture f;
+WORLD_TEST(test_filters_on_counts) {
   mlfab_filter filter = {.size = sizeof filter};
-  open_world(&f, 1, 1);
-  mlfab *node = f.w.node[0];
-  add(&f, MLFAB_I64);
+  mlfab *node = open_world(1, 1);
+  add(MLFAB_I64);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
   o.pull_half = MLFAB_HALF_F16;
   EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
@@ -330,46 +312,37 @@ TEST(test_filters_on_counts) {
   OK(node, mlfab_model_start(node, &o, NULL, 0));
   EXPECT(node, mlfab_set_filter(node, 5, &filter), MLFAB_ERR_DTYPE);
   EXPECT(node, mlfab_set_filter(node, MLFAB_ALL, &filter), MLFAB_ERR_DTYPE);
-  world_close(&f.w);
 }
 
 /* Beyond the largest half, and below the smallest: the rest stays, and comes in the end. */
-TEST(test_halves) {
-  static fixture f;
+WORLD_TEST(test_halves) {
   mlfab_filter filter = {.size = sizeof filter, .half = MLFAB_HALF_F16};
   mlfab_stats stats;
-  open_world(&f, 1, 1);
-  mlfab *node = f.w.node[0];
-  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&f, &o);
+  mlfab *node = start_world(1, 1, sync_of(MLFAB_SYNC_ASYNC));
   OK(node, mlfab_set_filter(node, MLFAB_ALL, &filter));
   f.u[0] = 100000.0f, f.u[1] = -1e6f, f.u[2] = 1e-9f, f.u[3] = 3.0f;
-  push(&f, 0);
-  mlfab_buf w = weights(&f);
-  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  push(0);
+  pull();
   assert_true(f.v[0] == 65504.0f && f.v[1] == -65504.0f && f.v[2] == 0.0f && f.v[3] == 3.0f);
   OK(node, mlfab_get_stats(node, &stats, sizeof stats));
   assert_int_equal(stats.filter_saturated, 2);
   assert_int_equal(stats.filter_offered, COUNT);
   memset(f.u, 0, sizeof f.u);
   OK(node, mlfab_set_filter(node, MLFAB_ALL, NULL));
-  push(&f, 0);
-  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  push(0);
+  pull();
   assert_true(f.v[0] == 100000.0f && f.v[1] == -1e6f && f.v[2] == 1e-9f && f.v[3] == 3.0f);
-  world_close(&f.w);
 }
 
 /* --- sparse updates, tags --- */
 
-TEST(test_sparse) {
-  static fixture f;
+WORLD_TEST(test_sparse) {
   static const uint64_t beyond[] = {1, COUNT}, back[] = {4, 2}, twice[] = {4, 4}, good[] = {0, 7};
   static const float values[] = {2, 3}, bad[] = {1, NAN};
-  open_world(&f, 1, 2);
-  mlfab *node = f.w.node[0];
+  mlfab *node = open_world(1, 2);
   EXPECT(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL), MLFAB_ERR_STATE);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&f, &o);
+  start(&o);
   REFUSED(node, mlfab_push_sparse(node, 5, beyond, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT,
           "3000");
   REFUSED(node, mlfab_push_sparse(node, 5, back, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT, "2");
@@ -393,25 +366,21 @@ TEST(test_sparse) {
   }
   OK(node, mlfab_push_sparse(node, 5, NULL, NULL, 0, NULL, NULL));
   OK(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL));
-  mlfab_buf w = weights(&f);
-  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  pull();
   assert_true(f.v[0] == 2.0f && f.v[7] == 3.0f && f.v[1] == 0.0f && f.v[COUNT - 1] == 0.0f);
-  world_close(&f.w);
 }
 
 TEST(test_caches) {
-  static fixture f;
   mlfab_pull_options options = {.size = sizeof options, .flags = MLFAB_PULL_KEPT};
   const void *data;
   uint64_t count;
   for (uint32_t tags = 0; tags < 2; tags++) {
-    open_world(&f, 1, 1);
-    mlfab *node = f.w.node[0];
+    mlfab *node = open_world(1, 1);
     mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
     o.tags = tags;
     EXPECT(node, mlfab_cached(node, 5, &data, &count), MLFAB_ERR_STATE);
-    start(&f, &o);
-    mlfab_buf b = weights(&f), none = {5, 0, NULL, COUNT};
+    start(&o);
+    mlfab_buf b = weights(), none = {5, 0, NULL, COUNT};
     if (tags == 0) {
       EXPECT(node, mlfab_pull(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
       EXPECT(node, mlfab_pull(node, &none, 1, NULL, NULL), MLFAB_ERR_ARGUMENT);
@@ -420,7 +389,7 @@ TEST(test_caches) {
       continue;
     }
     f.u[9] = 4;
-    push(&f, 0);
+    push(0);
     OK(node, mlfab_pull(node, &none, 1, NULL, NULL));
     OK(node, mlfab_cached(node, 5, &data, &count));
     assert_int_equal(count, COUNT);

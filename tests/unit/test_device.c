@@ -5,83 +5,25 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
-#include "played.h"
-#include "world.h"
+#include "device_world.h"
 #include "../../mlfab_partial.h"
 #include "../testing.h"
 
 enum { RANKS = 3, COUNT = 600, SLOTS = 12, TENSORS = 3 };
 
-typedef struct fixture {
-  world w;
-  played *device[WORLD_NODES];
-  uint64_t random;
-} fixture;
-
 static uint32_t scheduler, dedicated = 1, tags; /* of the next fabric */
-
-static uint64_t below(fixture *f, uint64_t n) { return chance_below(&f->random, n); }
 
 static void begin_servers(fixture *f, uint32_t workers, uint32_t servers, uint32_t eager_bytes,
                           uint64_t seed, uint64_t staging_bytes) {
-  memset(f, 0, sizeof *f);
-  f->random = seed;
-  world_init(&f->w, workers, servers, dedicated);
-  f->w.config.timeout_ns = 20ull * WORLD_S;
-  f->w.config.model_max_bytes = 1 << 22;
+  prepare_world(f, workers, servers, dedicated, seed);
   f->w.config.eager_bytes = eager_bytes;
   f->w.config.scheduler = scheduler;
   if (eager_bytes) f->w.config.chunk_bytes = 4096;
-  world_open(&f->w, seed);
-  for (uint32_t i = 0; i < workers; i++) {
-    f->device[i] = played_begin(seed + i);
-    OK(f->w.node[i],
-       mlfab_device_attach(f->w.node[i], &played_device, f->device[i], staging_bytes));
-  }
+  open_with_devices(f, seed, staging_bytes);
 }
 
 static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
   begin_servers(f, workers, 1, 0, seed, staging_bytes);
-}
-
-static void end(fixture *f) {
-  world_close(&f->w);
-  for (uint32_t i = 0; i < WORLD_NODES && f->device[i]; i++) {
-    assert_int_equal(f->device[i]->closed, 1);
-    assert_int_equal(f->device[i]->pinned_now, 0);
-    played_end(f->device[i]);
-  }
-}
-
-static void said(mlfab *node, int code, const char *text) {
-  mlfab_error error;
-  assert_int_equal(mlfab_last_error(node, &error), 0);
-  if (error.code != code || !strstr(error.text, text))
-    fail_msg("last error is %s \"%s\", not %s \"%s\"", mlfab_error_name(error.code), error.text,
-             mlfab_error_name(code), text);
-}
-
-/* Drives all workers until this request has ended; returns how. */
-static int until_done(fixture *f, uint32_t worker, mlfab_request request, mlfab_result *result_p) {
-  for (int round = 0; round < 1000000; round++) {
-    for (uint32_t i = 0; i < f->w.workers; i++) {
-      int done = 0;
-      if (!f->w.node[i]) continue;
-      if (i != worker) {
-        (void)mlfab_progress(f->w.node[i], 0);
-        continue;
-      }
-      mlfab_result result;
-      int code = mlfab_test(f->w.node[i], request, &done, &result);
-      assert_int_equal(code, 0);
-      if (!done) continue;
-      if (result_p) *result_p = result;
-      return result.status;
-    }
-    mlfab_sim_run(f->w.sim, 50000);
-  }
-  fail_msg("the request of worker %u does not end", worker);
-  return 0;
 }
 
 /* --- a world of one: the model --- */
@@ -182,7 +124,7 @@ static void play_model(uint64_t seed) {
   OK(node, mlfab_flush(node, 0));
   assert_true(p->pinned_most <= 1 << 20);
   for (uint32_t t = 0; t < TENSORS; t++) free(host[t]);
-  end(&f);
+  end_world(&f);
 }
 
 /* --- collectives --- */
@@ -247,9 +189,7 @@ static void start_slot(fixture *f, slot *s, uint32_t worker) {
   else
     memcpy(from, was, was_bytes);
   const void *inputs[1] = {s->input[worker]};
-  mlfab_collective o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
+  mlfab_collective o = {.size = sizeof o};
   if (s->apart[worker]) o.inputs = inputs;
   mlfab_vec vec = {s->data[worker], n};
   mlfab_request *r = &s->request[worker];
@@ -323,13 +263,13 @@ static void play_collectives(uint64_t seed) {
   for (uint32_t r = 0; r < RANKS; r++) f.device[r]->gate = 0;
   for (uint32_t k = 0; k < SLOTS; k++) {
     for (uint32_t r = 0; r < RANKS; r++)
-      assert_int_equal(until_done(&f, r, slots[k].request[r], NULL), 0);
+      assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
   }
   for (uint32_t k = 0; k < SLOTS; k++) {
     for (uint32_t r = 0; r < RANKS; r++) check_slot(&f, &slots[k], r);
     free_slot(&slots[k]);
   }
-  end(&f);
+  end_world(&f);
 }
 
 /* --- objects --- */
@@ -377,7 +317,7 @@ TEST(test_objects) {
   OK(node, mlfab_wait(node, request, 0, NULL));
   played_read(f.device[0], got, data, sizeof got);
   assert_memory_equal(got, made, sizeof got);
-  end(&f);
+  end_world(&f);
 }
 
 /* --- failures --- */
@@ -411,7 +351,7 @@ static void sum_start(fixture *f, sum_call *s, uint32_t worker, int on) {
 
 /* How the call ended at a worker; a success must be the sum. */
 static int sum_end(fixture *f, sum_call *s, uint32_t worker) {
-  int code = until_done(f, worker, s->request[worker], NULL);
+  int code = until_done(f, worker, s->request[worker]);
   if (code) {
     said(f->w.node[worker], code, "");
     return code;
@@ -508,10 +448,7 @@ TEST(test_lost) {
     sums_begin(&f, sums);
     for (int i = 0; i < 2; i++)
       for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &sums[i], r, r == 1);
-    for (int i = 0; i < when; i++) {
-      for (uint32_t r = 0; r < RANKS; r++) (void)mlfab_progress(f.w.node[r], 0);
-      mlfab_sim_run(f.w.sim, 50000);
-    }
+    run_all(&f, when, 50000);
     played_lose(f.device[1]);
     for (int i = 0; i < 2; i++) {
       for (uint32_t r = 0; r < RANKS; r++) {
@@ -523,8 +460,7 @@ TEST(test_lost) {
     mlfab_request request;
     EXPECT(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &request),
            MLFAB_ERR_DEVICE);
-    world_close(&f.w);
-    for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+    end_failed(&f);
   }
 }
 
@@ -550,10 +486,7 @@ TEST(test_hanging) {
   const uint64_t took = mlfab_sim_clock(f.w.sim) - began;
   assert_in_range(took, 19ull * WORLD_S, 25ull * WORLD_S);
   f.device[1]->gate = 0;
-  for (int i = 0; i < 400; i++) {
-    for (uint32_t r = 0; r < RANKS; r++) (void)mlfab_progress(f.w.node[r], 0);
-    mlfab_sim_run(f.w.sim, 1000000);
-  }
+  run_all(&f, 400, 1000000);
   sums_meet(&f);
   /* Closing waits two heartbeats for copies, and keeps what they use. */
   mlfab_vec vec = {sums[3].device[1], 1};
@@ -564,8 +497,7 @@ TEST(test_hanging) {
   assert_true(f.device[1]->pinned_now > 0);
   f.device[1]->gate = 0;
   played_finish(f.device[1]); /* the copy finds its memory */
-  world_close(&f.w);
-  for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+  end_failed(&f);
 }
 
 /* A worker that looks only when its deadline has passed: its call has not begun and does not begin; all fail, and what comes
@@ -595,7 +527,7 @@ TEST(test_looks_late) {
     said(f.w.node[r], MLFAB_ERR_TIMEOUT, "worker 1: allreduce: ");
   }
   sums_meet(&f);
-  end(&f);
+  end_world(&f);
 }
 
 /* Cancelled calls end at once, wherever they are; cancelled collectives end for all. */
@@ -607,10 +539,7 @@ TEST(test_cancel) {
     sums_begin(&f, sums);
     if (where == 0) played_stop(f.device[1]);
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &sums[0], r, r == 1);
-    for (int i = 0; i < where; i++) {
-      for (uint32_t r = 0; r < RANKS; r++) (void)mlfab_progress(f.w.node[r], 0);
-      mlfab_sim_run(f.w.sim, 20000);
-    }
+    run_all(&f, where, 20000);
     OK(f.w.node[1], mlfab_cancel(f.w.node[1], sums[0].request[1]));
     f.device[1]->gate = 0;
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -619,7 +548,7 @@ TEST(test_cancel) {
     }
     EXPECT(f.w.node[1], mlfab_cancel(f.w.node[1], sums[0].request[1]), MLFAB_ERR_REQUEST);
     sums_meet(&f);
-    end(&f);
+    end_world(&f);
   }
 }
 
@@ -637,15 +566,15 @@ TEST(test_flush) {
   played_produce(p, at[0], ones, sizeof ones);
   p->copy_fails_at = p->copies + 1;
   OK(node, mlfab_push_start(node, &buf, 1, NULL, NULL));
-  EXPECT(node, mlfab_flush(node, 0), MLFAB_ERR_DEVICE);
-  said(node, MLFAB_ERR_DEVICE, "push: copying from device memory: played 800");
+  REFUSED(node, mlfab_flush(node, 0), MLFAB_ERR_DEVICE,
+          "push: copying from device memory: played 800");
   OK(node, mlfab_pull(node, &host, 1, NULL, NULL));
   assert_memory_equal(got, zeros, sizeof got);
   OK(node, mlfab_push_start(node, &buf, 1, NULL, NULL));
   OK(node, mlfab_flush(node, 0));
   OK(node, mlfab_pull(node, &host, 1, NULL, NULL));
   assert_memory_equal(got, ones, sizeof got);
-  end(&f);
+  end_world(&f);
 }
 
 /* --- copies that overlap with the transfer --- */
@@ -760,14 +689,6 @@ static void expect_model(fixture *f, uint32_t worker, int64_t factor) {
   free_parts(&host);
 }
 
-static void run_all(fixture *f, int rounds, uint64_t ns) {
-  for (int i = 0; i < rounds; i++) {
-    for (uint32_t r = 0; r < f->w.workers; r++)
-      if (f->w.node[r]) (void)mlfab_progress(f->w.node[r], 0);
-    mlfab_sim_run(f->w.sim, ns);
-  }
-}
-
 static uint64_t received(fixture *f, uint32_t server) {
   mlfab_stats stats;
   OK(f->w.node[f->w.workers + server],
@@ -815,14 +736,12 @@ static void play_parts(uint64_t seed) {
   fixture f;
   parts p[WORKERS_OF][SLOTS_OF], to[WORKERS_OF];
   int64_t want[PARTS] = {0};
-  mlfab_sim_options faults;
+  mlfab_sim_options faults = {.size = sizeof faults};
   /* A server in the worker's node gets frames within the call that sends them. */
   dedicated = seed % 5 > 1;
   begin_servers(&f, WORKERS_OF, 1 + (uint32_t)(seed % (dedicated ? 3 : 2)), seed % 2 ? 4096 : 0,
                 seed, MODEL_STAGING);
   dedicated = 1;
-  memset(&faults, 0, sizeof faults);
-  faults.size = sizeof faults;
   faults.loss = seed % 4 == 3 ? 0.01 : 0.0;
   for (uint32_t r = 0; r < WORKERS_OF; r++) {
     for (int k = 0; k < SLOTS_OF; k++) place_parts(&f, &p[r][k], r, 1);
@@ -845,7 +764,7 @@ static void play_parts(uint64_t seed) {
     for (uint32_t r = 0; r < WORKERS_OF; r++) f.device[r]->gate = 0;
     for (uint32_t r = 0; r < WORKERS_OF; r++) {
       for (int k = 0; k < SLOTS_OF; k++) {
-        const int code = until_done(&f, r, requests[r][k], NULL);
+        const int code = until_done(&f, r, requests[r][k]);
         if (code) said(f.w.node[r], MLFAB_ERR_DEVICE, "push: copying from device memory: played");
         for (uint32_t t = 0; t < PARTS; t++) want[t] += code ? 0 : adds[r][k][t];
       }
@@ -864,7 +783,7 @@ static void play_parts(uint64_t seed) {
     for (uint32_t i = 0; i < WORKERS_OF; i++)
       assert_true(f.device[i]->pinned_most <= MODEL_STAGING);
   }
-  end(&f);
+  end_world(&f);
 }
 
 /* The wire has bytes before the last copy is carried out; no server applies anything before it is; afterwards all do. */
@@ -874,7 +793,7 @@ static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
   begin_servers(&f, 2, 3, eager_bytes, 1, MODEL_STAGING);
   place_parts(&f, &p, 0, 1);
   open_parts(&f, MLFAB_SYNC_ASYNC);
-  assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 1), NULL), 0);
+  assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 1)), 0);
   played *d = f.device[0];
   const uint32_t copies = d->copied[0];
   const uint64_t before = applied(&f);
@@ -893,10 +812,10 @@ static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
   assert_int_equal(applied(&f), before);
   expect_model(&f, 1, 1);
   d->copies_most[0] = UINT32_MAX;
-  assert_int_equal(until_done(&f, 0, request, NULL), 0);
+  assert_int_equal(until_done(&f, 0, request), 0);
   assert_int_equal(applied(&f), before + 3);
   expect_model(&f, 1, 3);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_overlap) {
@@ -937,12 +856,12 @@ static void play_not_early(int filtered, int scheduled, double clip_norm) {
   assert_int_equal(d->copied[0], d->copies_most[0]);
   assert_int_equal(received(&f, 0) > came, !filtered && !scheduled && !(clip_norm > 0.0));
   d->copies_most[0] = UINT32_MAX;
-  assert_int_equal(until_done(&f, 0, request, NULL), 0);
+  assert_int_equal(until_done(&f, 0, request), 0);
   make_parts(&f, &p, 0, 0);
   OK(node, mlfab_pull(node, bufs, 2, NULL, NULL));
   played_write(d, p.at[1], factors[2][1], part_bytes(1)); /* it is not in the model */
   expect_parts(&f, &p, 0, want);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_not_early) {
@@ -978,20 +897,20 @@ static int play_late_failure(uint32_t sync, uint32_t k, uint32_t eager_bytes) {
   mlfab_request theirs = push_parts(&f, &other, 1, 2);
   run_all(&f, 50, 50000);
   d->copies_most[0] = UINT32_MAX;
-  int failed = asked ? until_done(&f, 0, request, NULL) != 0 : mlfab_flush(f.w.node[0], 0) != 0;
+  int failed = asked ? until_done(&f, 0, request) != 0 : mlfab_flush(f.w.node[0], 0) != 0;
   if (failed) {
     said(f.w.node[0], MLFAB_ERR_DEVICE, "push: copying from device memory: played 800");
-    assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+    assert_int_equal(until_done(&f, 1, theirs), 0);
     if (sync == MLFAB_SYNC_ASYNC) expect_model(&f, 0, 2);
     expect_model(&f, 1, 2);
     request = push_parts(&f, &p, 0, 3);
     theirs = push_parts(&f, &other, 1, 2);
-    assert_int_equal(until_done(&f, 0, request, NULL), 0);
-    assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+    assert_int_equal(until_done(&f, 0, request), 0);
+    assert_int_equal(until_done(&f, 1, theirs), 0);
     expect_model(&f, 0, 7);
     expect_model(&f, 1, 7);
   }
-  end(&f);
+  end_world(&f);
   return failed;
 }
 
@@ -1027,7 +946,7 @@ static int play_chunk_failure(int function, uint32_t k) {
     list_parts(&p, bufs);
     make_parts(&f, &p, 0, 1);
     int code = mlfab_push_start(node, bufs, PARTS, NULL, &request);
-    if (!code) code = until_done(&f, 0, request, NULL);
+    if (!code) code = until_done(&f, 0, request);
     if (code) said(node, MLFAB_ERR_DEVICE, "played");
     model += code == 0;
     failures += code != 0;
@@ -1036,7 +955,7 @@ static int play_chunk_failure(int function, uint32_t k) {
     d->fails = function;
     list_parts(&to, bufs);
     code = mlfab_pull_start(node, bufs, PARTS, NULL, &request);
-    if (!code) code = until_done(&f, 0, request, NULL);
+    if (!code) code = until_done(&f, 0, request);
     if (code) said(node, MLFAB_ERR_DEVICE, "played");
     failures += code != 0;
     const int64_t want[PARTS] = {model, model, model};
@@ -1069,18 +988,16 @@ TEST(test_landing) {
   parts to, other;
   mlfab_buf bufs[PARTS];
   mlfab_request request, theirs;
-  mlfab_sim_options faults;
+  mlfab_sim_options faults = {.size = sizeof faults};
   float zeros[3] = {0, 0, 0};
   const mlfab_buf nothing = {0, 0, zeros, 3};
   uint32_t early, again = 0;
-  memset(&faults, 0, sizeof faults);
-  faults.size = sizeof faults;
   for (uint64_t when = 1; when < 30; when++) {
     begin_servers(&f, 2, 1, 4096, when, MODEL_STAGING);
     place_parts(&f, &to, 0, 1);
     place_parts(&f, &other, 1, 0);
     open_parts(&f, MLFAB_SYNC_ASYNC);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 1), NULL), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 1)), 0);
     played *d = f.device[0];
     const uint32_t before = d->copied[1];
     d->eager = 1;
@@ -1098,7 +1015,7 @@ TEST(test_landing) {
     if (!done) {
       /* The model moves on, the link is lost, and the pull begins again. */
       theirs = push_parts(&f, &other, 1, 2);
-      assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+      assert_int_equal(until_done(&f, 1, theirs), 0);
       OK(f.w.node[0], mlfab_test(f.w.node[0], request, &done, &result));
       again += !done;
       faults.loss = 1.0;
@@ -1107,12 +1024,12 @@ TEST(test_landing) {
       run_all(&f, 1, 1000000);
       assert_int_equal(mlfab_sim_set_faults(f.w.sim, NULL), 0);
       model = done ? 0 : 3;
-      if (!done) assert_int_equal(until_done(&f, 0, request, NULL), 0);
+      if (!done) assert_int_equal(until_done(&f, 0, request), 0);
     }
     const int64_t want[PARTS] = {model, model, model};
     if (model > 0) expect_parts(&f, &to, 0, want);
     free_parts(&other);
-    end(&f);
+    end_world(&f);
   }
   assert_true(again > 3);
 }
@@ -1135,19 +1052,19 @@ TEST(test_stopping) {
     if (how == 1) OK(f.w.node[0], mlfab_abandon(&f.w.node[0]));
     if (how == 2) OK(f.w.node[0], mlfab_close(&f.w.node[0]));
     if (how == 0) {
-      assert_int_equal(until_done(&f, 0, request, NULL), MLFAB_ERR_CANCELLED);
+      assert_int_equal(until_done(&f, 0, request), MLFAB_ERR_CANCELLED);
       said(f.w.node[0], MLFAB_ERR_CANCELLED, "");
     }
     /* Servers wait three heartbeats for bytes, and take the other worker's then. */
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2), NULL), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2)), 0);
     expect_model(&f, 1, 2);
     if (how == 3) {
-      assert_int_equal(until_done(&f, 0, request, NULL), MLFAB_ERR_TIMEOUT);
+      assert_int_equal(until_done(&f, 0, request), MLFAB_ERR_TIMEOUT);
       said(f.w.node[0], MLFAB_ERR_TIMEOUT, "push: the deadline passed after");
     }
     d->copies_most[0] = UINT32_MAX;
     if (f.w.node[0]) {
-      assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 3), NULL), 0);
+      assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 3)), 0);
       expect_model(&f, 1, 5);
     }
     played_finish(d);
@@ -1172,15 +1089,15 @@ TEST(test_stalling) {
     d->copies_most[0] = d->copied[0] + k;
     mlfab_request request = push_parts(&f, &p, 0, 1);
     run_all(&f, 100, 50000);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2), NULL), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2)), 0);
     const uint64_t began = mlfab_sim_clock(f.w.sim);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 3), NULL), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 3)), 0);
     assert_true(mlfab_sim_clock(f.w.sim) - began < WORLD_S); /* it does not block them again */
     expect_model(&f, 1, 5);
     d->copies_most[0] = UINT32_MAX;
-    assert_int_equal(until_done(&f, 0, request, NULL), 0);
+    assert_int_equal(until_done(&f, 0, request), 0);
     expect_model(&f, 1, 6);
-    end(&f);
+    end_world(&f);
   }
 }
 
@@ -1220,7 +1137,7 @@ static void play_pinned(uint64_t seed) {
   played_read(p, got, at[2], tensor_counts[1] * sizeof(float));
   assert_memory_equal(got, pinned, tensor_counts[1] * sizeof(float));
   played_unpin(p, pinned);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_pinned) {
@@ -1244,9 +1161,8 @@ TEST(test_without_a_device) {
   played *p = played_begin(1);
   owned = p->at;
   mlfab_vec vec = {played_alloc(p, 64), 2};
-  EXPECT(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request),
-         MLFAB_ERR_ARGUMENT);
-  said(w.node[0], MLFAB_ERR_ARGUMENT, "this context has no device: call mlfab_gpu_attach");
+  REFUSED(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request),
+          MLFAB_ERR_ARGUMENT, "this context has no device: call mlfab_gpu_attach");
   OK(w.node[0], mlfab_device_attach(w.node[0], &played_device, p, 0));
   OK(w.node[0], mlfab_allreduce_start(w.node[0], &vec, 1, MLFAB_F32, NULL, &request));
   owned = NULL;
@@ -1264,18 +1180,17 @@ TEST(test_attach) {
       offsetof(mlfab_device, poll),  offsetof(mlfab_device, drop),  offsetof(mlfab_device, text)};
   begin(&f, 1, 1, 0);
   mlfab *node = f.w.node[0], *server = f.w.node[1];
-  EXPECT(node, mlfab_device_attach(node, &played_device, f.device[0], 0), MLFAB_ERR_STATE);
-  said(node, MLFAB_ERR_STATE, "a played device is attached already");
+  REFUSED(node, mlfab_device_attach(node, &played_device, f.device[0], 0), MLFAB_ERR_STATE,
+          "a played device is attached already");
   EXPECT(server, mlfab_device_attach(server, &played_device, f.device[0], 0), MLFAB_ERR_STATE);
   EXPECT(node, mlfab_device_attach(node, NULL, NULL, 0), MLFAB_ERR_ARGUMENT);
   for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
     mlfab_device holed = played_device;
     memset((char *)&holed + members[i], 0, sizeof(void *));
-    EXPECT(node, mlfab_device_attach(node, &holed, NULL, 0), MLFAB_ERR_ARGUMENT);
-    said(node, MLFAB_ERR_ARGUMENT, "is not set");
+    REFUSED(node, mlfab_device_attach(node, &holed, NULL, 0), MLFAB_ERR_ARGUMENT, "is not set");
   }
   assert_int_equal(mlfab_device_attach(NULL, &played_device, NULL, 0), MLFAB_ERR_ARGUMENT);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_refused) {
@@ -1288,21 +1203,16 @@ TEST(test_refused) {
   played *p = f.device[0];
   uint8_t *at = played_alloc(p, 1 << 18);
   mlfab_vec vec = {at, (1 << 17) / 4 + 1}, two[2] = {{at, 100}, {at + 396, 100}};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_LIMIT);
-  said(node, MLFAB_ERR_LIMIT,
-       "allreduce: 131076 bytes of device memory, but staging_bytes is 131072");
-  EXPECT(node, mlfab_allreduce_start(node, two, 2, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "overlap");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_LIMIT, "allreduce: 131076 bytes of device memory, but staging_bytes is 131072");
+  REFUSED(node, mlfab_allreduce_start(node, two, 2, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "overlap");
   vec = (mlfab_vec){at + 2, 10};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "is not aligned to its elements of 4 bytes");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "is not aligned to its elements of 4 bytes");
   vec = (mlfab_vec){p->at + PLAYED_BYTES - 8, 10};
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
-         MLFAB_ERR_ARGUMENT);
-  said(node, MLFAB_ERR_ARGUMENT, "ends behind the device's memory");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[0]),
+          MLFAB_ERR_ARGUMENT, "ends behind the device's memory");
   vec = (mlfab_vec){at, 10};
   EXPECT(node, mlfab_allreduce_start(node, &vec, 1, 77, NULL, &requests[0]), MLFAB_ERR_DTYPE);
   EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, NULL), MLFAB_ERR_ARGUMENT);
@@ -1317,16 +1227,15 @@ TEST(test_refused) {
   vec = (mlfab_vec){at, (1 << 16) / 4};
   for (int i = 0; i < 2; i++)
     OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[i]));
-  EXPECT(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[2]),
-         MLFAB_ERR_AGAIN);
-  said(node, MLFAB_ERR_AGAIN, "131072 of 131072 bytes are in use, and this call needs 65536");
+  REFUSED(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &requests[2]),
+          MLFAB_ERR_AGAIN, "131072 of 131072 bytes are in use, and this call needs 65536");
   played_stop(p);
   for (int i = 2; i < 64; i++) OK(node, mlfab_barrier_start(node, NULL, &requests[i]));
-  EXPECT(node, mlfab_barrier_start(node, NULL, &requests[64]), MLFAB_ERR_AGAIN);
-  said(node, MLFAB_ERR_AGAIN, "64 calls are under way");
+  REFUSED(node, mlfab_barrier_start(node, NULL, &requests[64]), MLFAB_ERR_AGAIN,
+          "64 calls are under way");
   p->gate = 0;
   played_finish(p);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_model) {

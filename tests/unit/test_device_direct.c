@@ -6,8 +6,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
-#include "played.h"
-#include "world.h"
+#include "device_world.h"
 
 #include "core/api/calls.h"
 #include "core/api/direct.h"
@@ -18,16 +17,6 @@ enum { MOST = 8, COUNT = 3000, LEAST = 2048, SLOTS = 6 };
 
 enum { KIND_ALLREDUCE, KIND_SCATTER, KIND_GATHER, KIND_BROADCAST, KINDS };
 
-typedef struct fixture {
-  world w;
-  uint32_t workers;
-  played *device[WORLD_NODES];
-  uint64_t random;
-  int kind; /* of calls of struct sum_call */
-} fixture;
-
-static uint64_t below(fixture *f, uint64_t n) { return chance_below(&f->random, n); }
-
 /* What the host's collectives in shared memory do. */
 static void combine(int op, int dtype, void *to, const void *const *in, uint32_t k, uint64_t n) {
   mlfab__kernel_combine_many(op == MLFAB_OP_MEAN ? MLFAB_OP_SUM : op, dtype, &to, 1, in, k, n, 0);
@@ -35,50 +24,16 @@ static void combine(int op, int dtype, void *to, const void *const *in, uint32_t
 }
 
 static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
-  memset(f, 0, sizeof *f);
-  f->random = seed;
-  f->workers = workers;
-  world_init(&f->w, workers, 1, 0);
-  f->w.config.timeout_ns = 20ull * WORLD_S;
-  f->w.config.model_max_bytes = 1 << 22;
-  world_open(&f->w, seed);
-  for (uint32_t i = 0; i < workers; i++) {
-    f->device[i] = played_begin(seed + i);
-    f->device[i]->combine = combine;
-    OK(f->w.node[i],
-       mlfab_device_attach(f->w.node[i], &played_device, f->device[i], staging_bytes));
-  }
-}
-
-static void end(fixture *f) {
-  world_close(&f->w);
-  for (uint32_t i = 0; i < f->workers; i++) {
-    assert_int_equal(f->device[i]->closed, 1);
-    assert_int_equal(f->device[i]->pinned_now, 0);
-    assert_int_equal(played_mapped(f->device[i]), 0);
-  }
-  for (uint32_t i = 0; i < f->workers; i++) played_end(f->device[i]);
-}
-
-static void said(mlfab *node, int code, const char *text) {
-  mlfab_error error;
-  assert_int_equal(mlfab_last_error(node, &error), 0);
-  if (error.code != code || !strstr(error.text, text))
-    fail_msg("last error is %s \"%s\", not %s \"%s\"", mlfab_error_name(error.code), error.text,
-             mlfab_error_name(code), text);
-}
-
-static void turn(fixture *f, uint64_t ns) {
-  for (uint32_t i = 0; i < f->workers; i++)
-    if (f->w.node[i]) (void)mlfab_progress(f->w.node[i], 0);
-  mlfab_sim_run(f->w.sim, ns);
+  prepare_world(f, workers, 1, 0, seed);
+  open_with_devices(f, seed, staging_bytes);
+  for (uint32_t i = 0; i < workers; i++) f->device[i]->combine = combine;
 }
 
 /* All workers call mlfab_device_share; code_p: by worker. Returns what those got that succeeded: all the same. */
 static int share(fixture *f, uint64_t least, int *code_p) {
   mlfab__direct_share asks[MOST];
   int shared = -1, over[MOST] = {0};
-  for (uint32_t i = 0; i < f->workers; i++) {
+  for (uint32_t i = 0; i < f->w.workers; i++) {
     mlfab *node = f->w.node[i];
     if (!node) continue;
     mlfab__context_enter(node);
@@ -87,11 +42,11 @@ static int share(fixture *f, uint64_t least, int *code_p) {
     mlfab__context_sent(node, 0);
     mlfab__context_leave(node);
   }
-  for (uint32_t left = f->workers, rounds = 0; left > 0; rounds++) {
+  for (uint32_t left = f->w.workers, rounds = 0; left > 0; rounds++) {
     assert_true(rounds < 2000000);
     left = 0;
-    turn(f, 20000);
-    for (uint32_t i = 0; i < f->workers; i++) {
+    run_all(f, 1, 20000);
+    for (uint32_t i = 0; i < f->w.workers; i++) {
       mlfab *node = f->w.node[i];
       int own = -1;
       if (!node || over[i]) continue;
@@ -116,24 +71,9 @@ static int share(fixture *f, uint64_t least, int *code_p) {
 static int share_all(fixture *f) {
   int codes[MOST] = {0};
   int shared = share(f, LEAST, codes);
-  for (uint32_t i = 0; i < f->workers; i++)
+  for (uint32_t i = 0; i < f->w.workers; i++)
     if (f->w.node[i]) EXPECT(f->w.node[i], codes[i], 0);
   return shared;
-}
-
-/* Drives all workers until this request has ended; returns how. */
-static int until_done(fixture *f, uint32_t worker, mlfab_request request) {
-  for (int round = 0; round < 2000000; round++) {
-    mlfab_result result;
-    int done = 0;
-    for (uint32_t i = 0; i < f->workers; i++)
-      if (f->w.node[i] && i != worker) (void)mlfab_progress(f->w.node[i], 0);
-    assert_int_equal(mlfab_test(f->w.node[worker], request, &done, &result), 0);
-    if (done) return result.status;
-    mlfab_sim_run(f->w.sim, 50000);
-  }
-  fail_msg("the request of worker %u does not end", worker);
-  return 0;
 }
 
 /* --- results --- */
@@ -182,18 +122,18 @@ static void prepare(fixture *f, slot *s, const uint32_t *members, int direct) {
   s->bytes = s->count * width;
   s->width = width;
   s->kind = s->way == WAY_DIRECT ? (int)below(f, KINDS) : KIND_ALLREDUCE;
-  s->root = (int32_t)below(f, f->workers);
+  s->root = (int32_t)below(f, f->w.workers);
   uint64_t left = s->count, at = 0;
-  for (uint32_t r = 0; r < f->workers; r++) { /* a block may be empty */
-    s->counts[r] = r + 1 == f->workers ? left : below(f, left + 1) / (1 + below(f, 3));
+  for (uint32_t r = 0; r < f->w.workers; r++) { /* a block may be empty */
+    s->counts[r] = r + 1 == f->w.workers ? left : below(f, left + 1) / (1 + below(f, 3));
     left -= s->counts[r];
   }
   const void *in[MOST];
-  for (uint32_t r = 0; r < f->workers; r++) fill(f, s, r);
-  for (uint32_t m = 0; m < f->workers; m++) in[m] = s->was[members[m]];
-  if (s->kind <= KIND_SCATTER) combine(s->op, s->dtype, s->want, in, f->workers, s->count);
+  for (uint32_t r = 0; r < f->w.workers; r++) fill(f, s, r);
+  for (uint32_t m = 0; m < f->w.workers; m++) in[m] = s->was[members[m]];
+  if (s->kind <= KIND_SCATTER) combine(s->op, s->dtype, s->want, in, f->w.workers, s->count);
   if (s->kind == KIND_BROADCAST) memcpy(s->want, s->was[s->root], s->bytes);
-  for (uint32_t r = 0; s->kind == KIND_GATHER && r < f->workers; at += s->counts[r++])
+  for (uint32_t r = 0; s->kind == KIND_GATHER && r < f->w.workers; at += s->counts[r++])
     memcpy(s->want + at * width, s->was[r] + at * width, s->counts[r] * width);
 }
 
@@ -206,12 +146,9 @@ static void *memory_on(fixture *f, slot *s, uint32_t worker) {
 static void start(fixture *f, slot *s, uint32_t worker) {
   mlfab *node = f->w.node[worker];
   played *p = f->device[worker];
-  const int odd = worker == f->workers - 1; /* who does not do as the others do */
+  const int odd = worker == f->w.workers - 1; /* who does not do as the others do */
   const void *inputs[1];
-  mlfab_collective o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.op = (uint32_t)s->op;
+  mlfab_collective o = {.size = sizeof o, .op = (uint32_t)s->op};
   if (s->way == WAY_BARRIER) {
     OK(node, mlfab_barrier_start(node, NULL, &s->request[worker]));
     return;
@@ -260,7 +197,7 @@ static void check(fixture *f, slot *s, uint32_t worker) {
   if (s->kind == KIND_SCATTER) bytes = s->counts[worker] * s->width;
   if (memcmp(s->got + from, s->want + from, bytes) != 0)
     fail_msg("way %d, kind %d, op %d, dtype %d, %llu elements: worker %u of %u has a wrong result",
-             s->way, s->kind, s->op, s->dtype, (unsigned long long)s->count, worker, f->workers);
+             s->way, s->kind, s->op, s->dtype, (unsigned long long)s->count, worker, f->w.workers);
   if (!s->on[worker]) free(s->data[worker]);
 }
 
@@ -271,24 +208,24 @@ static void play_results(uint64_t seed) {
   begin(&f, 1 + (uint32_t)(seed % MOST), seed, 1 << 20);
   assert_int_equal(share_all(&f), 1);
   OK(f.w.node[0], mlfab_present(f.w.node[0], members, MOST, &n));
-  assert_int_equal(n, f.workers);
+  assert_int_equal(n, f.w.workers);
   for (uint32_t k = 0; k < SLOTS; k++) prepare(&f, &slots[k], members, seed % 3 == 0);
   for (uint32_t k = 0; k < SLOTS; k++) {
     /* Whether memory can be shared is asked when a call begins: one such call at a time. */
     const int alone = slots[k].way == WAY_UNSHARED;
     for (uint32_t j = 0; alone && j < k; j++)
-      for (uint32_t r = 0; r < f.workers; r++)
+      for (uint32_t r = 0; r < f.w.workers; r++)
         if (slots[j].request[r]) {
           assert_int_equal(until_done(&f, r, slots[j].request[r]), 0);
           slots[j].request[r] = 0;
         }
-    for (uint32_t r = 0; r < f.workers; r++) {
+    for (uint32_t r = 0; r < f.w.workers; r++) {
       if (below(&f, 4) == 0) played_stop(f.device[r]);
       start(&f, &slots[k], r);
     }
     mlfab_sim_run(f.w.sim, below(&f, 300000));
-    for (uint32_t r = 0; r < f.workers; r++) f.device[r]->gate = 0;
-    for (uint32_t r = 0; alone && r < f.workers; r++) {
+    for (uint32_t r = 0; r < f.w.workers; r++) f.device[r]->gate = 0;
+    for (uint32_t r = 0; alone && r < f.w.workers; r++) {
       assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
       slots[k].request[r] = 0;
     }
@@ -297,18 +234,18 @@ static void play_results(uint64_t seed) {
     parts += slots[k].way == WAY_DIRECT && slots[k].kind == KIND_SCATTER;
   }
   for (uint32_t k = 0; k < SLOTS; k++)
-    for (uint32_t r = 0; r < f.workers; r++)
+    for (uint32_t r = 0; r < f.w.workers; r++)
       if (slots[k].request[r]) assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
   for (uint32_t k = 0; k < SLOTS; k++)
-    for (uint32_t r = 0; r < f.workers; r++) check(&f, &slots[k], r);
-  for (uint32_t r = 0; r < f.workers; r++) {
+    for (uint32_t r = 0; r < f.w.workers; r++) check(&f, &slots[k], r);
+  for (uint32_t r = 0; r < f.w.workers; r++) {
     assert_true(f.device[r]->reduced <= direct + parts);
-    if (f.workers < 4) assert_true(f.device[r]->reduced >= direct); /* no part is empty */
+    if (f.w.workers < 4) assert_true(f.device[r]->reduced >= direct); /* no part is empty */
     /* Nothing was staged but what had to be. */
     assert_true(f.device[r]->pinned_most == 0 || plain < SLOTS);
     assert_true(f.device[r]->mapped_most <= 64);
   }
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_results) {
@@ -328,7 +265,7 @@ typedef struct sum_call {
 
 static void sum_prepare(fixture *f, sum_call *s) {
   memset(s, 0, sizeof *s);
-  for (uint32_t r = 0; r < f->workers; r++) {
+  for (uint32_t r = 0; r < f->w.workers; r++) {
     s->at[r] = played_alloc(f->device[r], sizeof s->was[r]);
     for (uint32_t i = 0; i < LENGTH; i++) s->was[r][i] = 1 + (int64_t)below(f, 1000000);
   }
@@ -336,8 +273,8 @@ static void sum_prepare(fixture *f, sum_call *s) {
 
 /* The block of a rank. */
 static uint64_t block(const fixture *f, uint32_t r, uint64_t *n_p) {
-  const uint64_t even = LENGTH / f->workers;
-  *n_p = r + 1 == f->workers ? LENGTH - r * even : even;
+  const uint64_t even = LENGTH / f->w.workers;
+  *n_p = r + 1 == f->w.workers ? LENGTH - r * even : even;
   return r * even;
 }
 
@@ -345,7 +282,7 @@ static int sum_call_on(fixture *f, sum_call *s, uint32_t r, int64_t *data) {
   mlfab *node = f->w.node[r];
   const mlfab_vec vec = {data, LENGTH};
   uint64_t counts[MOST];
-  for (uint32_t i = 0; i < f->workers; i++) (void)block(f, i, &counts[i]);
+  for (uint32_t i = 0; i < f->w.workers; i++) (void)block(f, i, &counts[i]);
   switch (f->kind) {
     case KIND_ALLREDUCE:
       return mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, NULL, &s->request[r]);
@@ -373,7 +310,7 @@ static int64_t sum_wanted(const fixture *f, const sum_call *s, uint32_t r, uint6
                           int *given_p) {
   int64_t sum = 0;
   uint32_t owner = 0;
-  for (uint32_t from = 0; from < f->workers; from++) {
+  for (uint32_t from = 0; from < f->w.workers; from++) {
     uint64_t n, at = block(f, from, &n);
     if (f->w.node[from]) sum += s->was[from][i];
     if (i >= at && i < at + n) owner = from;
@@ -407,9 +344,9 @@ static int sum_end(fixture *f, sum_call *s, uint32_t r) {
 static uint32_t sum_all(fixture *f, sum_call *s) {
   uint32_t failures = 0;
   sum_prepare(f, s);
-  for (uint32_t r = 0; r < f->workers; r++)
+  for (uint32_t r = 0; r < f->w.workers; r++)
     if (f->w.node[r]) sum_start(f, s, r);
-  for (uint32_t r = 0; r < f->workers; r++)
+  for (uint32_t r = 0; r < f->w.workers; r++)
     if (f->w.node[r]) failures += sum_end(f, s, r) != 0;
   return failures;
 }
@@ -419,13 +356,13 @@ static void sums_meet(fixture *f) {
   static sum_call s;
   uint32_t left = 0, tries = 0;
   sum_prepare(f, &s);
-  for (uint32_t r = 0; r < f->workers; r++) {
+  for (uint32_t r = 0; r < f->w.workers; r++) {
     if (f->w.node[r]) sum_start(f, &s, r);
     left |= (uint32_t)(f->w.node[r] != NULL) << r;
   }
   while (left) {
-    turn(f, 50000);
-    for (uint32_t r = 0; r < f->workers; r++) {
+    run_all(f, 1, 50000);
+    for (uint32_t r = 0; r < f->w.workers; r++) {
       mlfab_result result;
       int done = 0;
       if (!(left >> r & 1)) continue;
@@ -433,18 +370,18 @@ static void sums_meet(fixture *f) {
       if (!done) continue;
       if (result.status == 0) left &= ~(1u << r);
       if (result.status == 0) continue;
-      assert_true(++tries < 4 * f->workers);
+      assert_true(++tries < 4 * f->w.workers);
       free(s.host[r]);
       s.host[r] = NULL;
       sum_start(f, &s, r);
     }
   }
-  for (uint32_t r = 0; r < f->workers; r++) free(s.host[r]);
+  for (uint32_t r = 0; r < f->w.workers; r++) free(s.host[r]);
 }
 
 static uint32_t reduced(const fixture *f) {
   uint32_t n = 0;
-  for (uint32_t r = 0; r < f->workers; r++) n += f->device[r]->reduced;
+  for (uint32_t r = 0; r < f->w.workers; r++) n += f->device[r]->reduced;
   return n;
 }
 
@@ -489,8 +426,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed, int kind) 
   if (function == PLAYED_MARK && failures) assert_int_equal(codes[1], MLFAB_ERR_DEVICE);
   if (function != PLAYED_MARK) assert_int_equal(shared, 1);
   for (uint32_t r = 0; r < RANKS; r++) played_finish(f.device[r]);
-  world_close(&f.w);
-  for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+  end_failed(&f);
   return failures + staged;
 }
 
@@ -523,7 +459,7 @@ TEST(test_death) {
       f.device[r]->eager = when % 2;
       sum_start(&f, &s, r);
     }
-    for (int i = 0; i < when; i++) turn(&f, 40000);
+    run_all(&f, when, 40000);
     assert_int_equal(mlfab_sim_crash(f.w.sim, 1), 0);
     f.w.node[1] = NULL;
     for (uint32_t r = 0; r < RANKS; r += 2) {
@@ -544,8 +480,7 @@ TEST(test_death) {
     assert_int_equal(share_all(&f), 1);
     assert_int_equal(sum_all(&f, &s), 0);
     assert_int_equal(reduced(&f), staged + 2);
-    world_close(&f.w);
-    for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+    end_failed(&f);
   }
   assert_true(failed > 0 && done > 0);
 }
@@ -561,7 +496,7 @@ TEST(test_cancel) {
     sum_prepare(&f, &s);
     if (when == 0) played_stop(f.device[1]);
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
-    for (int i = 0; i < when; i++) turn(&f, 40000);
+    run_all(&f, when, 40000);
     (void)mlfab_cancel(f.w.node[1], s.request[1]);
     f.device[1]->gate = 0;
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -573,7 +508,7 @@ TEST(test_cancel) {
     sums_meet(&f);
     assert_int_equal(share_all(&f), 1);
     assert_int_equal(sum_all(&f, &s), 0);
-    end(&f);
+    end_world(&f);
   }
   assert_true(cancelled > 0 && done > 0);
 }
@@ -589,7 +524,7 @@ TEST(test_hanging) {
     sum_prepare(&f, &s);
     if (when == 0) f.device[1]->hung = 1;
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
-    for (int i = 0; when == 1 && i < 100000 && !f.device[1]->reduced; i++) turn(&f, 5000);
+    for (int i = 0; when == 1 && i < 100000 && !f.device[1]->reduced; i++) run_all(&f, 1, 5000);
     f.device[1]->hung = 1; /* in its reduction, or in what it copies */
     const uint64_t began = mlfab_sim_clock(f.w.sim);
     assert_int_equal(sum_end(&f, &s, 1), MLFAB_ERR_TIMEOUT);
@@ -598,16 +533,15 @@ TEST(test_hanging) {
     assert_in_range(mlfab_sim_clock(f.w.sim) - began, 18ull * WORLD_S, 25ull * WORLD_S);
     assert_int_equal(share(&f, LEAST, codes), -1);
     for (uint32_t r = 0; r < RANKS; r++) {
-      EXPECT(f.w.node[r], codes[r], MLFAB_ERR_DEVICE);
-      said(f.w.node[r], MLFAB_ERR_DEVICE, "worker 1's device may still use memory");
+      REFUSED(f.w.node[r], codes[r], MLFAB_ERR_DEVICE, "worker 1's device may still use memory");
     }
     assert_true(played_mapped(f.device[1]) > 0);
     f.device[1]->hung = 0;
-    for (int i = 0; i < 100; i++) turn(&f, 1000000);
+    run_all(&f, 100, 1000000);
     assert_int_equal(share_all(&f), 1);
     assert_int_equal(played_mapped(f.device[1]), 0);
     assert_int_equal(sum_all(&f, &s), 0);
-    end(&f);
+    end_world(&f);
   }
 }
 
@@ -625,10 +559,10 @@ static uint32_t play_late_reader(uint64_t seed, int kind) {
   /* Worker 1 stops before it reads for the last time. */
   if (kind != KIND_ALLREDUCE) f.device[1]->hung = 1;
   for (int i = 0; i < 100000 && kind == KIND_ALLREDUCE && !f.device[1]->reduced; i++)
-    turn(&f, 1000);
+    run_all(&f, 1, 1000);
   const uint32_t copied = f.device[0]->copies;
   f.device[1]->hung = 1;
-  for (int i = 0; i < 3000; i++) turn(&f, 1000); /* worker 0 does its part, and meets */
+  run_all(&f, 3000, 1000); /* worker 0 does its part, and meets */
   const uint32_t caught = f.device[0]->copies > copied;
   (void)mlfab_cancel(f.w.node[0], s.request[0]);
   memset(played_own(f.device[0], s.at[0]), 0x77, sizeof s.was[0]);
@@ -637,7 +571,7 @@ static uint32_t play_late_reader(uint64_t seed, int kind) {
   int code = sum_end(&f, &s, 1);
   assert_true(code == 0 || code == MLFAB_ERR_CANCELLED);
   (void)until_done(&f, 0, s.request[0]);
-  end(&f);
+  end_world(&f);
   return caught;
 }
 
@@ -669,7 +603,7 @@ TEST(test_mismatch) {
            k == 1 ? "a meeting about device memory" : "an allreduce");
     }
     assert_int_equal(reduced(&f), 0);
-    end(&f);
+    end_world(&f);
   }
 }
 
@@ -678,11 +612,7 @@ TEST(test_cannot_share) {
   mlfab_device poor = played_device;
   for (int why = 0; why < 3; why++) {
     fixture f;
-    memset(&f, 0, sizeof f);
-    f.random = 3;
-    f.workers = RANKS;
-    world_init(&f.w, RANKS, 1, 0);
-    f.w.config.timeout_ns = 20ull * WORLD_S;
+    prepare_world(&f, RANKS, 1, 0, 3);
     world_open(&f.w, 3);
     poor.size = offsetof(mlfab_device, identify);
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -695,8 +625,7 @@ TEST(test_cannot_share) {
     assert_int_equal(share_all(&f), 0);
     if (why < 2) assert_int_equal(sum_all(&f, &s), 0);
     assert_int_equal(reduced(&f), 0);
-    world_close(&f.w);
-    for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+    end_failed(&f);
   }
 }
 
@@ -713,7 +642,7 @@ TEST(test_arguments) {
   assert_int_equal(f.device[0]->reduced, 1);
   OK(f.w.node[0], mlfab_allreduce(f.w.node[0], at, LEAST / 8 - 1, MLFAB_I64, NULL));
   assert_int_equal(f.device[0]->reduced, 1);
-  end(&f);
+  end_world(&f);
 }
 
 /* Pushes pass a call that waits for other workers; a call with a number does not. */
@@ -750,26 +679,16 @@ TEST(test_order) {
     played_read(f.device[r], got, at[r], sizeof got);
     for (int64_t i = 0; i < 8; i++) assert_int_equal(got[i], 2 * (i + 1));
   }
-  end(&f);
+  end_world(&f);
 }
 
 /* --- a worker that joins --- */
 
 static void open_one(fixture *f, uint32_t i) {
-  mlfab_error error;
   mlfab_config c = world_config(&f->w, i);
   c.workers = 2;
   c.workers_max = RANKS;
-  if (mlfab_sim_open(f->w.sim, i, &c, &f->w.node[i], &error))
-    fail_msg("node %u: %s", i, error.text);
-}
-
-static void until_ready(fixture *f, uint32_t i) {
-  mlfab_error error;
-  for (int ready = 0; ready != 1; ready = mlfab_is_ready(f->w.node[i], &error)) {
-    if (ready < 0) fail_msg("node %u: %s", i, error.text);
-    assert_int_equal(mlfab_sim_step(f->w.sim), 1);
-  }
+  sim_open(f->w.sim, i, &c, &f->w.node[i]);
 }
 
 /* 1: the call of a founder is over: with the sum of both, or (*joined_p) of all three. */
@@ -793,15 +712,11 @@ static void play_join(uint64_t seed, uint32_t when) {
   fixture f;
   int joined[2] = {0}, open = 0;
   uint32_t calls[2] = {0};
-  memset(&f, 0, sizeof f);
-  f.random = seed;
-  f.workers = RANKS;
-  world_init(&f.w, RANKS, 1, 1);
-  f.w.config.timeout_ns = 20ull * WORLD_S;
+  prepare_world(&f, RANKS, 1, 1, seed);
   world_network(&f.w, seed);
   const uint32_t first[] = {3, 0, 1};
   for (int i = 0; i < 3; i++) open_one(&f, first[i]);
-  for (int i = 0; i < 3; i++) until_ready(&f, first[i]);
+  for (int i = 0; i < 3; i++) world_await(&f.w, first[i]);
   for (uint32_t i = 0; i < RANKS; i++) f.device[i] = played_begin(seed + i);
   for (uint32_t i = 0; i < 2; i++)
     OK(f.w.node[i], mlfab_device_attach(f.w.node[i], &played_device, f.device[i], 0));
@@ -817,7 +732,7 @@ static void play_join(uint64_t seed, uint32_t when) {
       sum_start(&f, &s, 2);
       open = 1;
     }
-    turn(&f, 20000);
+    run_all(&f, 1, 20000);
     for (uint32_t r = 0; r < 2; r++) {
       if (joined[r] || !founder_looks(&f, &s, r, &joined[r])) continue;
       calls[r]++;
@@ -830,7 +745,7 @@ static void play_join(uint64_t seed, uint32_t when) {
   assert_int_equal(share_all(&f), 1);
   assert_int_equal(sum_all(&f, &s), 0);
   assert_int_equal(reduced(&f), before + RANKS);
-  end(&f);
+  end_world(&f);
 }
 
 TEST(test_join) {
@@ -853,7 +768,7 @@ TEST(test_finish) {
     for (int call = 0; call < 3; call++) {
       sum_prepare(&f, &s);
       for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
-      for (int i = 0; call == 0 && i < when; i++) turn(&f, 20000);
+      for (int i = 0; call == 0 && i < when; i++) run_all(&f, 1, 20000);
       mlfab *node = f.w.node[2];
       mlfab__context_enter(node);
       if (call == 0)
@@ -868,7 +783,7 @@ TEST(test_finish) {
       }
     }
     assert_int_equal(reduced(&f), before);
-    end(&f);
+    end_world(&f);
   }
 }
 

@@ -67,6 +67,10 @@ static void post(int to, mlfab_io_event event) {
   n.queue[to][n.put[to]++ % QUEUE] = event;
 }
 
+static void post_down(int to, uint32_t link) {
+  post(to, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = link, .text = "closed"});
+}
+
 static uint32_t new_link(int from, int to) {
   assert_true(n.links + 1 < LINKS);
   n.link[++n.links] = (net_link){1, from, to, 0};
@@ -78,53 +82,43 @@ static int far_end(uint32_t link, int me) {
 }
 
 static void hear(const mlfab_action *a) {
+  const uint8_t *meta = (const uint8_t *)a->head + MLFAB_HEADER_BYTES;
   mlfab__header header;
   mlfab__wire_open((const uint8_t *)a->head, &header);
   n.heard_all++;
   n.heard_header = header;
-  if (header.type == MLFAB__HEARTBEAT)
-    assert_int_equal(mlfab__decode_heartbeat((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                                             header.meta_bytes, &n.heard_beat),
-                     0);
+#define DECODE(type, to) assert_int_equal(mlfab__decode_##type(meta, header.meta_bytes, to), 0)
+  if (header.type == MLFAB__HEARTBEAT) DECODE(heartbeat, &n.heard_beat);
+  if (header.type == MLFAB__HEARTBEAT || header.type == MLFAB__MEMBER) return;
   if (header.type == MLFAB__WELCOME) {
     mlfab__welcome welcome;
-    assert_int_equal(mlfab__decode_welcome((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                                           header.meta_bytes, &welcome),
-                     0);
+    DECODE(welcome, &welcome);
     n.heard_incarnation = welcome.incarnation;
   }
   if (header.type == MLFAB__REFUSE) {
     mlfab__refuse refuse;
-    assert_int_equal(mlfab__decode_refuse((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                                          header.meta_bytes, &refuse),
-                     0);
+    DECODE(refuse, &refuse);
     n.heard_code = refuse.code;
     strcpy(n.heard_text, refuse.text);
   }
-  if (header.type == MLFAB__HEARTBEAT || header.type == MLFAB__MEMBER) return;
   if (header.type == MLFAB__HELLO_ACK) {
     mlfab__hello_ack ack;
-    assert_int_equal(mlfab__decode_hello_ack((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                                             header.meta_bytes, &ack),
-                     0);
+    DECODE(hello_ack, &ack);
     n.heard_generation = ack.generation;
   }
   if (header.type == MLFAB__PUSH_ACK) {
     mlfab__push_ack ack;
-    assert_int_equal(mlfab__decode_push_ack((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                                            header.meta_bytes, &ack),
-                     0);
+    DECODE(push_ack, &ack);
     n.heard_code = ack.code;
   }
+#undef DECODE
   n.heard_type = header.type;
   n.heard++;
 }
 
 /* Plays the transport for one action. */
 static int act(int me, const mlfab_action *a) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.link = a->link;
+  mlfab_io_event e = {.link = a->link};
   if (a->kind == MLFAB_ACTION_CONNECT) {
     int to = a->address[strlen(a->address) - 1] - '0';
     e.link = new_link(me, to);
@@ -148,16 +142,11 @@ static int act(int me, const mlfab_action *a) {
       e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
       post(to, e);
     }
-    memset(&e, 0, sizeof e);
-    e.kind = MLFAB_IO_SENT;
-    e.link = a->link;
-    e.token = a->token;
-    if (a->token) post(me, e);
+    if (a->token)
+      post(me, (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token});
   } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
     n.link[a->link].up = 0;
-    e.kind = MLFAB_IO_DOWN;
-    e.text = "closed";
-    post(far_end(a->link, me), e);
+    post_down(far_end(a->link, me), a->link);
   }
   return 0;
 }
@@ -198,54 +187,63 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-static int setup_job(uint32_t sync, uint32_t scheduler, uint32_t servers, int by_hand) {
-  static float w[COUNT];
-  mlfab_buf first = {0, 0, w, COUNT};
-  mlfab_model_options o;
-  mlfab_request request[NODES];
+/* Opens all nodes with this configuration; `by_hand`: one of them, or -1. */
+static void open_nodes(const mlfab_config *common, int by_hand) {
   memset(&n, 0, sizeof n);
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.sync = sync;
-  o.slices = 5;
   n.job = mlfab__hash(0, "mlfab", 5);
   for (int i = 0; i < NODES; i++) {
-    mlfab_config c;
+    mlfab_config c = *common;
     char address[24];
-    mlfab_config_init(&c);
     c.rank = i;
     c.workers = NODES;
-    c.eager_bytes = 4096;
-    c.scheduler = scheduler;
-    c.servers = servers;
     if (i == by_hand) c.progress = MLFAB_PROGRESS_HAND;
-    c.timeout_ns = 20000000000u;
     strcpy(c.coordinator, "queue:0");
     snprintf(address, sizeof address, "queue:%d", i);
     assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
     n.nonce[i] = n.node[i]->nonce;
   }
+}
+
+static void await_nodes(void) {
   for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
+}
+
+static int setup_job(uint32_t sync, uint32_t scheduler, uint32_t servers, int by_hand) {
+  static float w[COUNT];
+  mlfab_buf first = {0, 0, w, COUNT};
+  mlfab_model_options o = {.size = sizeof o, .sync = sync, .slices = 5};
+  mlfab_request request;
+  mlfab_config c;
+  mlfab_config_init(&c);
+  c.eager_bytes = 4096;
+  c.scheduler = scheduler;
+  c.servers = servers;
+  c.timeout_ns = 20000000000u;
+  open_nodes(&c, by_hand);
+  await_nodes();
+  for (int k = 0; k < COUNT; k++) w[k] = (float)k;
   for (int i = 0; i < NODES; i++) {
     assert_int_equal(
         SUBMIT(n.node[i], 0, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT), 0);
-    for (int k = 0; k < COUNT; k++) w[k] = (float)k;
     assert_int_equal(
-        SUBMIT(n.node[i], n.now, &request[i], MODEL_START, .options = &o, .bufs = &first, .n = 1),
-        0);
-    assert_int_equal(finish(i, request[i]), 0);
+        SUBMIT(n.node[i], n.now, &request, MODEL_START, .options = &o, .bufs = &first, .n = 1), 0);
+    assert_int_equal(finish(i, request), 0);
   }
   return 0;
 }
 
-static int setup_with(uint32_t sync, uint32_t scheduler) {
-  return setup_job(sync, scheduler, 1, -1);
-}
+#define SETUP(name, sync, scheduler, servers, by_hand)                                  \
+  static int name(void **state) {                                                       \
+    (void)state;                                                                        \
+    return setup_job(MLFAB_SYNC_##sync, MLFAB_SCHEDULER_##scheduler, servers, by_hand); \
+  }
 
-static int setup(void **state) {
-  (void)state;
-  return setup_with(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE);
-}
+SETUP(setup, ASYNC, NONE, 1, -1)
+SETUP(setup_rounds, BSP, NONE, 1, -1)
+SETUP(setup_beside, ASYNC, BESIDE, 1, -1)
+SETUP(setup_beside_two, ASYNC, BESIDE, 2, -1)
+SETUP(setup_two_servers, ASYNC, NONE, 2, -1)
+SETUP(setup_by_hand, ASYNC, NONE, 2, 2)
 
 static int teardown(void **state) {
   (void)state;
@@ -263,15 +261,21 @@ static void pull(int i, float *w) {
   assert_int_equal(finish(i, request), 0);
 }
 
+/* The model is as it began. */
+static void unchanged(int i) {
+  float w[COUNT];
+  pull(i, w);
+  for (int k = 0; k < COUNT; k++) assert_true(w[k] == (float)k);
+}
+
 /* The model is unchanged, and the two honest workers can still push and pull. */
-static void all_is_well(const float *before) {
-  float w[COUNT], minus[COUNT], one[COUNT];
+static void all_is_well(void) {
+  float minus[COUNT], one[COUNT];
+  for (int k = 0; k < COUNT; k++) one[k] = 1, minus[k] = -1;
   for (int i = 1; i < NODES; i++) {
     mlfab_buf u = {0, 0, one, COUNT}, back = {0, 0, minus, COUNT};
     mlfab_request request;
-    pull(i, w);
-    assert_memory_equal(w, before, sizeof w);
-    for (int k = 0; k < COUNT; k++) one[k] = 1, minus[k] = -1;
+    unchanged(i);
     assert_int_equal(SUBMIT(n.node[i], n.now, &request, PUSH, .bufs = &u, .n = 1), 0);
     assert_int_equal(finish(i, request), 0);
     assert_int_equal(SUBMIT(n.node[i], n.now, &request, PUSH, .bufs = &back, .n = 1), 0);
@@ -288,15 +292,12 @@ static mlfab_stats stats(int i) {
 /* --- the outside --- */
 
 static uint32_t dial_to(int to) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.kind = MLFAB_IO_UP;
-  e.link = new_link(OUTSIDE, to);
-  post(to, e);
+  uint32_t link = new_link(OUTSIDE, to);
+  post(to, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = link});
   run(50000);
   n.closed = n.heard = n.heard_all = n.heard_type = 0;
   n.heard_text[0] = 0;
-  return e.link;
+  return link;
 }
 
 static uint32_t dial(void) { return dial_to(0); }
@@ -308,22 +309,18 @@ typedef struct made {
 } made;
 
 static void made_begin(made *m, uint8_t type, uint32_t meta_bytes, uint32_t bulk_bytes) {
-  memset(&m->h, 0, sizeof m->h);
-  m->h.type = type;
-  m->h.meta_bytes = meta_bytes;
-  m->h.bulk_bytes = bulk_bytes;
-  m->h.job = n.job;
-  m->h.epoch = 1;
-  m->h.sender = 1;
-  m->h.incarnation = 9;
+  m->h = (mlfab__header){.type = type,
+                         .meta_bytes = meta_bytes,
+                         .bulk_bytes = bulk_bytes,
+                         .job = n.job,
+                         .epoch = 1,
+                         .sender = 1,
+                         .incarnation = 9};
 }
 
 static void deliver(uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
                     uint32_t bulk_bytes) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.kind = MLFAB_IO_FRAME;
-  e.link = link;
+  mlfab_io_event e = {.kind = MLFAB_IO_FRAME, .link = link};
   e.head = copy(head, e.head_bytes = head_bytes);
   e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
   post(n.link[link].from == OUTSIDE ? n.link[link].to : 0, e);
@@ -336,13 +333,20 @@ static void send(uint32_t link, made *m) {
   deliver(link, m->head, MLFAB_HEADER_BYTES + m->h.meta_bytes, m->bulk, m->h.bulk_bytes);
 }
 
+/* A frame without bulk, as mlfab__encode_<type> writes it. */
+#define MAKE(m, TYPE, type, message) \
+  made_begin(m, MLFAB__##TYPE, mlfab__encode_##type((m)->head + MLFAB_HEADER_BYTES, message), 0)
+#define SAY(link, TYPE, type, message) \
+  do {                                 \
+    made m_;                           \
+    MAKE(&m_, TYPE, type, message);    \
+    send(link, &m_);                   \
+  } while (0)
+
 static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, uint32_t roles,
                          uint64_t nonce) {
-  made m;
   mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0, nonce, 0};
-  uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
-  made_begin(&m, MLFAB__HELLO, bytes, 0);
-  send(link, &m);
+  SAY(link, HELLO, hello, &hello);
 }
 
 static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
@@ -356,6 +360,12 @@ static void given_up(uint32_t link, const char *what) {
   assert_true(n.closed >= 1);
 }
 
+/* Node 2's process ends silently, and its peers still count on it. */
+static void vanish(void) {
+  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
+  mlfab_node_close(&n.node[2]);
+}
+
 /* The incarnation that node 0 gave to a worker. */
 static uint32_t incarnation_of(int i) { return n.node[i]->incarnation; }
 
@@ -363,8 +373,7 @@ static uint32_t incarnation_of(int i) { return n.node[i]->incarnation; }
  * outside acts as worker 2. */
 static uint32_t impersonate(void) {
   uint32_t number = incarnation_of(2);
-  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
-  mlfab_node_close(&n.node[2]);
+  vanish();
   uint32_t link = dial();
   say_hello(link, 2, number);
   assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
@@ -384,10 +393,8 @@ static void again(uint32_t *link) {
 
 /* Cut at every length, and each bit flipped: node 0 refuses the frame, counts it and closes the link. */
 TEST_WITH(test_damage, setup, teardown) {
-  float before[COUNT];
   made m;
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  pull(1, before);
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   uint32_t all = MLFAB_HEADER_BYTES + meta;
   made_begin(&m, MLFAB__HELLO, meta, 0);
@@ -410,18 +417,16 @@ TEST_WITH(test_damage, setup, teardown) {
     given_up(link, "a flipped bit");
     assert_int_equal(stats(0).frames_refused, refused + 1);
   }
-  all_is_well(before);
+  all_is_well();
 }
 
 /* A process of a later start of the job ends this node, which says which starts meet. */
 TEST_WITH(test_restarts, setup, teardown) {
-  float before[COUNT];
   made m;
   mlfab_error error;
-  pull(1, before);
   uint32_t link = dial();
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  made_begin(&m, MLFAB__HELLO, mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello), 0);
+  MAKE(&m, HELLO, hello, &hello);
   m.h.job += UINT64_C(7) << 48;
   send(link, &m);
   assert_int_equal(mlfab_node_ready(n.node[0], &error), MLFAB_ERR_FENCED);
@@ -430,9 +435,7 @@ TEST_WITH(test_restarts, setup, teardown) {
 
 /* Another job, another protocol, an empty frame: strangers. */
 TEST_WITH(test_strangers, setup, teardown) {
-  float before[COUNT];
   made m;
-  pull(1, before);
   uint64_t strangers = stats(0).strangers_refused;
   uint32_t link = dial();
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
@@ -454,7 +457,7 @@ TEST_WITH(test_strangers, setup, teardown) {
   link = dial(); /* sends nothing */
   run(6 * 500000000ull);
   given_up(link, "silence");
-  all_is_well(before);
+  all_is_well();
 }
 
 /* The number of the outside's open links. */
@@ -467,9 +470,7 @@ static uint32_t standing_outside(uint32_t from) {
 
 /* Silent callers do not pile up: the oldest are closed, and the newest is heard. */
 TEST_WITH(test_many_strangers, setup, teardown) {
-  float before[COUNT];
   uint32_t links[200];
-  pull(1, before);
   for (uint32_t i = 0; i < MLFAB__COUNT(links); i++) links[i] = dial();
   run(1000000);
   assert_int_equal(standing_outside(links[0]), 64 + NODES);
@@ -480,32 +481,38 @@ TEST_WITH(test_many_strangers, setup, teardown) {
   made_begin(&m, MLFAB__HEARTBEAT, 12, 0);
   send(link, &m);
   assert_int_equal(n.heard_type, MLFAB__REFUSE);
-  all_is_well(before);
+  all_is_well();
   run(6 * 500000000ull);
   assert_int_equal(standing_outside(links[0]), 0);
 }
 
+static mlfab__join join_of(int32_t rank, uint32_t servers, uint64_t nonce) {
+  return (mlfab__join){.rank = rank,
+                       .roles = MLFAB_ROLE_WORKER,
+                       .workers = NODES,
+                       .founders = NODES,
+                       .servers = servers,
+                       .founding = servers,
+                       .nonce = nonce,
+                       .heartbeat_ns = n.node[0]->config.heartbeat_ns};
+}
+
 static uint32_t dial_join(int32_t rank, uint64_t nonce) {
-  made m;
-  mlfab__join join;
+  mlfab__join join = join_of(rank, 1, nonce);
   uint32_t link = dial();
-  memset(&join, 0, sizeof join);
-  join.rank = rank;
-  join.roles = MLFAB_ROLE_WORKER;
-  join.workers = join.founders = NODES;
-  join.servers = join.founding = 1;
-  join.nonce = nonce;
-  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
   strcpy(join.addresses, "queue:2");
-  made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
-  send(link, &m);
+  SAY(link, JOIN, join, &join);
   return link;
+}
+
+static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
+  mlfab__heartbeat beat = {sent_ns, kind};
+  SAY(link, HEARTBEAT, heartbeat, &beat);
 }
 
 /* A process that joins again and again has one connection, and loses it in the end whatever it sends. */
 TEST_WITH(test_joins_again_and_again, setup, teardown) {
-  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
-  mlfab_node_close(&n.node[2]);
+  vanish();
   run(6 * 500000000ull); /* until the rank is free */
   uint32_t first = n.links + 1, link = 0;
   for (uint32_t i = 0; i < 50; i++) {
@@ -515,21 +522,16 @@ TEST_WITH(test_joins_again_and_again, setup, teardown) {
     assert_int_equal(n.link[link].up, 1);
   }
   for (int i = 0; i < 24 && n.link[link].up; i++) {
-    made m;
-    mlfab__heartbeat beat = {n.now, MLFAB__BEAT};
+    const uint64_t began = n.now;
     run(500000000ull);
-    made_begin(&m, MLFAB__HEARTBEAT, mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat),
-               0);
-    if (n.link[link].up) send(link, &m);
+    if (n.link[link].up) say_beat(link, began, MLFAB__BEAT);
   }
   assert_int_equal(standing_outside(first), 0);
 }
 
 /* The first frame of a link must say who it is. */
 TEST_WITH(test_first_frames, setup, teardown) {
-  float before[COUNT];
   made m;
-  pull(1, before);
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
     uint32_t link = dial();
     memset(m.head, 0, sizeof m.head);
@@ -544,14 +546,12 @@ TEST_WITH(test_first_frames, setup, teardown) {
   link = dial();
   say_hello(link, UINT32_MAX, 1);
   given_up(link, "a worker far out of range");
-  all_is_well(before);
+  all_is_well();
 }
 
 /* A frame with a past incarnation, or with a future one that was never given out, is fenced; the living
  * process is unaffected. */
 TEST_WITH(test_incarnations, setup, teardown) {
-  float before[COUNT];
-  pull(1, before);
   uint32_t now = incarnation_of(2);
   for (int i = -1; i <= 1; i += 2) {
     uint32_t link = dial();
@@ -559,21 +559,14 @@ TEST_WITH(test_incarnations, setup, teardown) {
     assert_int_equal(n.heard_type, MLFAB__REFUSE);
     given_up(link, "another incarnation");
   }
-  all_is_well(before);
-}
-
-static int setup_beside(void **state) {
-  (void)state;
-  return setup_with(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE);
+  all_is_well();
 }
 
 /* The roles of one node are linked internally: a caller that claims to be one of them is refused, and the
  * internal links do not change. */
 TEST_WITH(test_roles_beside, setup_beside, teardown) {
-  float before[COUNT];
   const uint32_t *planner = n.node[0]->pairs[MLFAB__PAIR_PLANNER];
   const uint32_t *server = n.node[0]->pairs[MLFAB__PAIR_SERVER];
-  pull(1, before);
   for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
     uint32_t link = dial();
     say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
@@ -589,60 +582,22 @@ TEST_WITH(test_roles_beside, setup_beside, teardown) {
   assert_int_equal(n.node[0]->links[planner[1]].kind, MLFAB__LINK_SCHEDULER);
   assert_int_equal(n.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
   assert_int_equal(n.node[0]->callers[NODES].link, planner[1]);
-  all_is_well(before);
+  all_is_well();
 }
 
 /* --- two processes claim one rank --- */
 
 enum { BEAT = 500000000 };
 
-static int setup_two_servers(void **state) {
-  (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, 2, -1);
-}
-
-static int setup_by_hand(void **state) {
-  (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, 2, 2);
-}
-
 static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
-  made m;
-  mlfab__join join;
-  memset(&join, 0, sizeof join);
-  join.rank = rank;
-  join.roles = MLFAB_ROLE_WORKER;
-  join.workers = join.founders = NODES;
-  join.servers = join.founding = 2;
-  join.nonce = nonce;
-  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
-  uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
-  made_begin(&m, MLFAB__JOIN, bytes, 0);
-  send(link, &m);
-}
-
-static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
-  made m;
-  mlfab__heartbeat beat = {sent_ns, kind};
-  uint32_t bytes = mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat);
-  made_begin(&m, MLFAB__HEARTBEAT, bytes, 0);
-  send(link, &m);
+  mlfab__join join = join_of(rank, 2, nonce);
+  SAY(link, JOIN, join, &join);
 }
 
 /* The outside closes the link. */
 static void hang_up(uint32_t link) {
-  mlfab_io_event down;
-  memset(&down, 0, sizeof down);
-  down.kind = MLFAB_IO_DOWN;
-  down.link = link;
-  post(0, down);
+  post_down(0, link);
   run(100000);
-}
-
-/* Node 2's process is gone without a frame, and no peer has noticed yet. */
-static void vanish(void) {
-  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
-  mlfab_node_close(&n.node[2]);
 }
 
 static void taken(uint32_t link, const char *what) {
@@ -653,8 +608,6 @@ static void taken(uint32_t link, const char *what) {
 
 /* A living process keeps its rank, whatever incarnation another process claims. */
 TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
-  float before[COUNT];
-  pull(1, before);
   uint32_t number = incarnation_of(2);
   uint32_t link = dial();
   say_join(link, 2, 77);
@@ -672,7 +625,7 @@ TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
   assert_int_equal(n.node[1]->parts->server->peers[2].incarnation, number);
   assert_int_equal(n.node[0]->peers[2].incarnation, number);
   assert_int_equal(stats(0).reconnects + stats(1).reconnects, 0);
-  all_is_well(before);
+  all_is_well();
   /* The same process does not wait; its old link is closed. */
   link = dial_to(1);
   say_hello(link, 2, number);
@@ -723,12 +676,7 @@ TEST_WITH(test_number_of_a_silent_process, setup_by_hand, teardown) {
   /* When the connection breaks, the process that waits is admitted at once. */
   link = dial();
   say_join(link, 2, 77);
-  mlfab_io_event down;
-  memset(&down, 0, sizeof down);
-  down.kind = MLFAB_IO_DOWN;
-  down.link = n.node[0]->links[n.node[0]->callers[2].link].id;
-  post(0, down);
-  run(100000);
+  hang_up(n.node[0]->links[n.node[0]->callers[2].link].id);
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
 }
 
@@ -765,38 +713,21 @@ TEST_WITH(test_number_between_links, setup_two_servers, teardown) {
 }
 
 static void say_scheduler_join(uint32_t link, uint64_t nonce) {
-  made m;
-  mlfab__join join;
-  memset(&join, 0, sizeof join);
+  mlfab__join join = join_of(0, 1, nonce);
   join.roles = MLFAB_ROLE_SCHEDULER;
   join.scheduler = MLFAB_SCHEDULER_OWN;
-  join.workers = join.founders = NODES;
-  join.servers = join.founding = 1;
-  join.nonce = nonce;
-  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
-  uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
-  made_begin(&m, MLFAB__JOIN, bytes, 0);
-  send(link, &m);
+  SAY(link, JOIN, join, &join);
 }
 
 /* A scheduler process owns its role as a worker owns its rank: a living one keeps it and may reconnect. */
 TEST_WITH(test_number_of_the_scheduler, NULL, teardown) {
-  memset(&n, 0, sizeof n);
-  n.job = mlfab__hash(0, "mlfab", 5);
-  for (int i = 0; i < NODES; i++) {
-    mlfab_config c;
-    char address[24];
-    mlfab_config_init(&c);
-    c.rank = i;
-    c.workers = NODES;
-    c.scheduler = MLFAB_SCHEDULER_OWN;
-    strcpy(c.coordinator, "queue:0");
-    snprintf(address, sizeof address, "queue:%d", i);
-    assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
-  }
+  mlfab_config c;
+  mlfab_config_init(&c);
+  c.scheduler = MLFAB_SCHEDULER_OWN;
+  open_nodes(&c, -1);
   uint32_t joining = dial(), link;
   say_scheduler_join(joining, 77);
-  for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
+  await_nodes();
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
   uint32_t incarnation = n.heard_incarnation;
   for (int again = 0; again < 2; again++) {
@@ -817,11 +748,6 @@ TEST_WITH(test_number_of_the_scheduler, NULL, teardown) {
   assert_true(n.heard_incarnation > incarnation);
 }
 
-static int setup_beside_two(void **state) {
-  (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE, 2, -1);
-}
-
 static void fenced(uint32_t link, const char *what) {
   given_up(link, what);
   assert_int_equal(n.heard_type, MLFAB__REFUSE);
@@ -831,9 +757,7 @@ static void fenced(uint32_t link, const char *what) {
 /* A process that claims to be a server or the scheduler is accepted only if server 0 has given it that
  * role. */
 TEST_WITH(test_roles_that_were_not_given, setup_beside_two, teardown) {
-  float before[COUNT];
   const uint32_t first = incarnation_of(0), second = incarnation_of(1);
-  pull(2, before);
   uint32_t link = dial_to(1);
   for (uint32_t i = 1; i < 4; i++) {
     say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i - 1, MLFAB_ROLE_SERVER, 77);
@@ -854,11 +778,16 @@ TEST_WITH(test_roles_that_were_not_given, setup_beside_two, teardown) {
   assert_int_equal(n.node[1]->reshard_links[0], MLFAB__NO_LINK);
   assert_int_equal(n.node[0]->reshard_links[1], MLFAB__NO_LINK);
   assert_int_equal(n.node[1]->callers[NODES].incarnation, first);
-  for (int i = 2; i < NODES; i++) {
-    float w[COUNT];
-    pull(i, w);
-    assert_memory_equal(w, before, sizeof w);
-  }
+  unchanged(2);
+}
+
+/* The link of this worker to server 0. */
+static uint32_t link_of(int i) { return n.node[i]->links[n.node[i]->routes[0].link].id; }
+
+static void break_link(int i, uint32_t link) {
+  n.link[link].up = 0;
+  post_down(0, link);
+  post_down(i, link);
 }
 
 /* A server whose window is ahead of this worker's own numbers has served another process: the worker does
@@ -876,13 +805,7 @@ TEST_WITH(test_window_ahead, setup, teardown) {
       window->top += 200;
       memset(window->applied, 0xff, sizeof window->applied);
     }
-    mlfab_io_event down;
-    memset(&down, 0, sizeof down);
-    down.kind = MLFAB_IO_DOWN;
-    down.link = n.node[2]->links[n.node[2]->routes[0].link].id;
-    n.link[down.link].up = 0;
-    post(0, down);
-    post(2, down);
+    break_link(2, link_of(2));
     run(BEAT);
   }
   assert_int_equal(SUBMIT(n.node[2], n.now, &request, PUSH, .bufs = &u, .n = 1),
@@ -892,16 +815,12 @@ TEST_WITH(test_window_ahead, setup, teardown) {
 
 /* A waiting process that closes its link is forgotten; one that sends more frames is refused. */
 TEST_WITH(test_claims_end, setup_two_servers, teardown) {
-  mlfab_io_event down;
   vanish();
   uint32_t link = dial(), second = dial();
   say_join(link, 2, 77);
   say_join(second, 2, 78);
   assert_int_equal(n.node[0]->claims, 2);
-  memset(&down, 0, sizeof down);
-  down.kind = MLFAB_IO_DOWN;
-  down.link = link;
-  post(0, down);
+  post_down(0, link);
   say_join(second, 2, 78);
   run(100000);
   assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
@@ -930,11 +849,9 @@ TEST_WITH(test_claim_without_claimant, setup_two_servers, teardown) {
 }
 
 static uint32_t say_meet(uint64_t nonce) {
-  made m;
   mlfab__meet meet = {2, UINT32_MAX, nonce};
-  uint32_t link = dial_to(1), bytes = mlfab__encode_meet(m.head + MLFAB_HEADER_BYTES, &meet);
-  made_begin(&m, MLFAB__MEET, bytes, 0);
-  send(link, &m);
+  uint32_t link = dial_to(1);
+  SAY(link, MEET, meet, &meet);
   run(100000);
   return link;
 }
@@ -999,9 +916,7 @@ TEST_WITH(test_goodbye_after_computing, setup_by_hand, teardown) {
 /* Frames that no worker sends, and unparsable metas, of every type. */
 TEST_WITH(test_wrong_types, setup, teardown) {
   static const uint8_t harmless[] = {MLFAB__HEARTBEAT, MLFAB__BYE};
-  float before[COUNT];
   made m;
-  pull(1, before);
   uint32_t link = impersonate();
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
     if (type == harmless[0] || type == harmless[1]) continue;
@@ -1014,9 +929,7 @@ TEST_WITH(test_wrong_types, setup, teardown) {
     assert_true(stats(0).frames_refused > refused);
   }
   n.node[2] = NULL;
-  float w[COUNT];
-  pull(1, w);
-  assert_memory_equal(before, w, sizeof w);
+  unchanged(1);
 }
 
 static void say_push(uint32_t link, const mlfab__push *push, const mlfab__segment *segments,
@@ -1053,11 +966,9 @@ static mlfab__push right_push(void) {
 }
 
 TEST_WITH(test_wrong_pushes, setup, teardown) {
-  float before[COUNT], w[COUNT];
   mlfab__segment s = {0, 400}, far = {COUNT * 4, 400}, cut = {2, 400};
   uint64_t many[MLFAB__SLICES_MAX] = {0};
   mlfab__push p;
-  pull(1, before);
   uint32_t link = impersonate();
 #define WRONG(segment, bulk, what, ...)    \
   again(&link);                            \
@@ -1118,8 +1029,7 @@ TEST_WITH(test_wrong_pushes, setup, teardown) {
   assert_int_equal(stats(0).updates_applied, updates);
 #undef WRONG
   n.node[2] = NULL;
-  pull(1, w);
-  assert_memory_equal(before, w, sizeof w);
+  unchanged(1);
   /* A correct one is applied once. */
   p = right_push(), p.seq = 6000;
   n.heard = 0;
@@ -1134,8 +1044,6 @@ TEST_WITH(test_wrong_pushes, setup, teardown) {
 TEST_WITH(test_few_versions, setup, teardown) {
   mlfab__segment s = {0, COUNT * 4};
   uint64_t versions[2] = {0, 1};
-  float before[COUNT], w[COUNT];
-  pull(1, before);
   uint32_t link = impersonate();
   mlfab__push p = right_push();
   p.bytes = COUNT * 4;
@@ -1146,25 +1054,25 @@ TEST_WITH(test_few_versions, setup, teardown) {
   assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
   assert_int_equal(n.heard_code, MLFAB_ERR_ARGUMENT);
   n.node[2] = NULL;
-  pull(1, w);
-  assert_memory_equal(before, w, sizeof w);
+  unchanged(1);
+}
+
+static void say_pull(uint32_t link, const mlfab__pull *pull, const mlfab__segment *segment) {
+  made m;
+  uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, pull, segment, NULL);
+  made_begin(&m, MLFAB__PULL, bytes, 0);
+  send(link, &m);
 }
 
 TEST_WITH(test_wrong_pulls, setup, teardown) {
   static const mlfab__segment bad[] = {
       {COUNT * 4, 8}, {2, 4}, {0, COUNT * 4 + 4}, {UINT64_MAX - 3, 4}};
-  float before[COUNT], w[COUNT];
-  made m;
-  pull(1, before);
   uint32_t link = impersonate();
   for (size_t i = 0; i < 5; i++) {
     mlfab__pull p = {i == 4 ? 0 : 7, 0, 0, 0, 1, 0};
     mlfab__segment s = {0, 8};
     again(&link);
-    uint32_t bytes =
-        mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, i < 4 ? &bad[i] : &s, NULL);
-    made_begin(&m, MLFAB__PULL, bytes, 0);
-    send(link, &m);
+    say_pull(link, &p, i < 4 ? &bad[i] : &s);
     given_up(link, "a wrong pull");
   }
   /* More pulls at once than the server has room for: the last one is refused with an answer. */
@@ -1173,22 +1081,17 @@ TEST_WITH(test_wrong_pulls, setup, teardown) {
     mlfab__pull p = {i, 1000, 0,
                      0, 1,    0}; /* of a round that would never come, if there were rounds */
     mlfab__segment s = {0, 8};
-    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s, NULL);
-    made_begin(&m, MLFAB__PULL, bytes, 0);
-    send(link, &m);
+    say_pull(link, &p, &s);
   }
   assert_true(n.link[link].up);
   n.node[2] = NULL;
-  pull(1, w);
-  assert_memory_equal(before, w, sizeof w);
+  unchanged(1);
 }
 
 /* Random metas after valid headers, of every type, thousands of times. */
 TEST_WITH(test_random_metas, setup, teardown) {
-  float before[COUNT], w[COUNT];
   mlfab__rng prng;
   made m;
-  pull(1, before);
   mlfab__rng_seed(&prng, 7);
   uint32_t link = impersonate();
   for (int i = 0; i < 3000 && n.links < LINKS - 2; i++) {
@@ -1205,8 +1108,7 @@ TEST_WITH(test_random_metas, setup, teardown) {
     send(link, &m);
   }
   n.node[2] = NULL;
-  pull(1, w);
-  assert_memory_equal(before, w, sizeof w);
+  unchanged(1);
 }
 
 /* --- broadcasts in a row, one worker slower than the others --- */
@@ -1262,25 +1164,17 @@ static void lose_last_word(int next) {
     assert_int_equal(mlfab_node_test(n.node[1], request[1], &done, &result), 0);
   }
   assert_int_equal(result.status, 0);
-  uint32_t lost = n.node[1]->links[n.node[1]->routes[0].link].id;
-  mlfab_io_event down;
-  memset(&down, 0, sizeof down);
-  down.kind = MLFAB_IO_DOWN;
-  down.link = lost;
+  uint32_t lost = link_of(1);
   for (unsigned at = n.taken[0]; at != n.put[0]; at++) {
     mlfab_io_event *e = &n.queue[0][at % QUEUE];
     if (e->link != lost) continue;
     drop_event(e);
     e->kind = 0;
   }
-  n.link[lost].up = 0;
-  post(0, down);
-  post(1, down);
-  for (int i = 0; i < NODES && next; i++) {
-    if (i != 1) continue;
+  break_link(1, lost);
+  if (next)
     assert_int_equal(
-        SUBMIT(n.node[i], n.now, &more[i], BROADCAST, .root = 0, .data = data[i], .count = 64), 0);
-  }
+        SUBMIT(n.node[1], n.now, &more[1], BROADCAST, .root = 0, .data = data[1], .count = 64), 0);
   assert_int_equal(finish(0, request[0]), 0);
   assert_int_equal(finish(2, request[2]), 0);
   for (int i = 0; i < NODES && next; i += 2)
@@ -1292,11 +1186,6 @@ static void lose_last_word(int next) {
 TEST_WITH(test_last_word_lost, setup, teardown) { lose_last_word(0); }
 
 TEST_WITH(test_last_word_lost_before_next, setup, teardown) { lose_last_word(1); }
-
-static int setup_rounds(void **state) {
-  (void)state;
-  return setup_with(MLFAB_SYNC_BSP, MLFAB_SCHEDULER_NONE);
-}
 
 /* An update is withdrawn before it was sent: a pull behind it does not wait for its round. */
 TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
@@ -1313,7 +1202,6 @@ TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
 /* A joining process is told why it is refused; it cannot refuse server 0 itself. */
 TEST_WITH(test_refusing_server_0, NULL, teardown) {
   mlfab_config c;
-  made m;
   memset(&n, 0, sizeof n);
   n.job = mlfab__hash(0, "mlfab", 5);
   mlfab_config_init(&c);
@@ -1321,25 +1209,15 @@ TEST_WITH(test_refusing_server_0, NULL, teardown) {
   strcpy(c.coordinator, "queue:0");
   assert_int_equal(mlfab_node_open(&c, "queue:0", 0, &n.node[0], NULL), 0);
   for (int welcome = 0; welcome < 2; welcome++) {
-    mlfab__join join;
-    mlfab__refuse refuse;
+    mlfab__join join = join_of(1, 1, 0);
+    mlfab__refuse refuse = {.code = MLFAB_ERR_WORLD};
     mlfab__welcome in = {7, 0, 0, 0, 0};
-    memset(&join, 0, sizeof join);
-    memset(&refuse, 0, sizeof refuse);
-    join.rank = 1;
-    join.roles = MLFAB_ROLE_WORKER;
-    join.workers = join.founders = NODES;
-    join.servers = join.founding = 1;
-    refuse.code = MLFAB_ERR_WORLD;
     uint32_t link = dial();
-    made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
-    send(link, &m);
-    if (welcome) {
-      made_begin(&m, MLFAB__WELCOME, mlfab__encode_welcome(m.head + MLFAB_HEADER_BYTES, &in), 0);
-    } else {
-      made_begin(&m, MLFAB__REFUSE, mlfab__encode_refuse(m.head + MLFAB_HEADER_BYTES, &refuse), 0);
-    }
-    send(link, &m);
+    SAY(link, JOIN, join, &join);
+    if (welcome)
+      SAY(link, WELCOME, welcome, &in);
+    else
+      SAY(link, REFUSE, refuse, &refuse);
     given_up(link, "a frame of server 0's");
     assert_int_equal(mlfab_node_ready(n.node[0], NULL), 0);
     assert_int_equal(n.node[0]->phase, MLFAB__BOOTSTRAP_JOINING);
@@ -1377,17 +1255,9 @@ TEST_WITH(test_inner_link_goes_on, NULL, teardown) {
   assert_int_equal(result.status, 0);
 }
 
-/* The link of this worker to server 0. */
-static uint32_t link_of(int i) { return n.node[i]->links[n.node[i]->routes[0].link].id; }
-
 /* Its process ends; frames that it has sent are still on their way. */
 static void end_process(int i, uint32_t link) {
-  mlfab_io_event down;
-  memset(&down, 0, sizeof down);
-  down.kind = MLFAB_IO_DOWN;
-  down.link = link;
-  down.text = "gone";
-  post(0, down);
+  post_down(0, link);
   while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
   mlfab_node_close(&n.node[i]);
 }
@@ -1648,7 +1518,7 @@ TEST(test_causes_of_a_refusal) {
       caller_opens(&c, ports == 1 ? "tcp:h:1" : "tcp:h:1-3");
       (void)caller_calls(&c, "tcp:h:1");
       caller_up(&c);
-      made_begin(&m, MLFAB__REFUSE, mlfab__encode_refuse(m.head + MLFAB_HEADER_BYTES, &refuse), 0);
+      MAKE(&m, REFUSE, refuse, &refuse);
       caller_hears(&c, &m);
       if (ports == 3 && cause >= MLFAB__CAUSE_ELSEWHERE) {
         assert_int_equal(mlfab_node_ready(c.node, &error), 0);
@@ -1682,7 +1552,7 @@ TEST(test_pace_of_calls) {
   }
   caller_up(&c);
   mlfab__heartbeat beat = {0, MLFAB__BEAT};
-  made_begin(&m, MLFAB__HEARTBEAT, mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat), 0);
+  MAKE(&m, HEARTBEAT, heartbeat, &beat);
   caller_hears(&c, &m);
   caller_down(&c);
   assert_true(caller_calls(&c, "tcp:h:7") <= 2 * fifth);

@@ -6,6 +6,7 @@
 #include "core/coll/partial.h"
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 512 };
@@ -403,6 +404,36 @@ static void fail_epoch(world *w) {
   begin(w, 0);
 }
 
+/* Members in the order of their ranks, who call whenever they may. */
+static void make_members(world *w) {
+  w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
+  for (uint32_t i = 0; i < w->members; i++) {
+    member *m = w->of[i] = calloc(1, sizeof *m);
+    w->list[i] = m->rank = i;
+    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
+    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
+    m->data = calloc(w->spec.count, 8);
+    m->slowness = 1;
+  }
+}
+
+/* Some members, of whom one alone makes a round. */
+static world *make_solo(uint32_t members, uint64_t seed, mlfab__partial_spec spec) {
+  world *w = calloc(1, sizeof *w);
+  mlfab__rng_seed(&w->prng, seed);
+  w->members = w->ranks = members;
+  w->hurry = 1 + below(&w->prng, 15);
+  w->spec = spec;
+  w->spec.mode = MLFAB_PARTIAL_SOLO;
+  w->spec.reduce_or = 6;
+  w->spec.dtype = MLFAB_I64;
+  w->spec.width = 8;
+  w->spec.count = BLOCKS * members;
+  make_members(w);
+  begin(w, 1);
+  return w;
+}
+
 static world *make_world(uint64_t seed) {
   world *w = calloc(1, sizeof *w);
   mlfab__rng *prng = &w->prng;
@@ -418,16 +449,9 @@ static world *make_world(uint64_t seed) {
                                   .width = 8,
                                   .count = BLOCKS * w->ranks,
                                   .seed = mlfab__rng_next(prng)};
-  w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
   w->hurry = 1 + below(prng, 15);
-  for (uint32_t i = 0; i < w->members; i++) {
-    member *m = w->of[i] = calloc(1, sizeof *m);
-    w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
-    m->data = calloc(w->spec.count, 8);
-    m->slowness = 1u << below(prng, 9);
-  }
+  make_members(w);
+  for (uint32_t i = 0; i < w->members; i++) w->of[i]->slowness = 1u << below(prng, 9);
   /* The order of members is not that of ranks. */
   for (uint32_t i = 0; i < w->members; i++) {
     uint32_t j = below(prng, i + 1), rank = w->list[i];
@@ -592,25 +616,9 @@ TEST(test_failures) {
 
 /* Every initiator alone, every pair, and all, for every number of members. */
 static void activate(uint32_t members, uint32_t first, uint32_t second, int all) {
-  world *w = calloc(1, sizeof *w);
-  mlfab__rng_seed(&w->prng, members * 1000003 + first * 1009 + second);
-  w->members = w->ranks = members;
-  w->hurry = 1 + below(&w->prng, 15);
-  w->spec = (mlfab__partial_spec){.mode = MLFAB_PARTIAL_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
-  w->spec.width = 8;
-  w->spec.count = BLOCKS * members;
-  w->spec.segment = 4096;
-  w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
-  for (uint32_t i = 0; i < members; i++) {
-    member *m = w->of[i] = calloc(1, sizeof *m);
-    w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
-    m->data = calloc(w->spec.count, 8);
-    m->calls_left = all || i == first || i == second;
-    m->slowness = 1;
-  }
-  begin(w, 1);
+  world *w = make_solo(members, members * 1000003 + first * 1009 + second,
+                       (mlfab__partial_spec){.segment = 4096});
+  for (uint32_t i = 0; i < members; i++) w->of[i]->calls_left = all || i == first || i == second;
   for (uint32_t i = 0; i < members; i++)
     if (w->of[i]->calls_left) call(w, w->of[i]);
   run_world(w, 0);
@@ -657,25 +665,7 @@ TEST(test_draws) {
 /* A queue that is full holds the next round up, until a call takes a result; a lagging worker with
  * LATEST is answered with the newest round, and its calls come together with the next. */
 static void lag(uint32_t results, uint32_t queue_max) {
-  world *w = calloc(1, sizeof *w);
-  mlfab__rng_seed(&w->prng, 5);
-  w->members = w->ranks = 2;
-  w->hurry = 8;
-  w->spec = (mlfab__partial_spec){.mode = MLFAB_PARTIAL_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
-  w->spec.width = 8;
-  w->spec.count = BLOCKS * 2;
-  w->spec.results = results;
-  w->spec.queue_max = queue_max;
-  w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
-  for (uint32_t i = 0; i < 2; i++) {
-    member *m = w->of[i] = calloc(1, sizeof *m);
-    w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
-    m->data = calloc(w->spec.count, 8);
-    m->slowness = 1;
-  }
-  begin(w, 1);
+  world *w = make_solo(2, 5, (mlfab__partial_spec){.results = results, .queue_max = queue_max});
   w->of[0]->calls_left = 6;
   run_world(w, 0);
   if (results == MLFAB_PARTIAL_QUEUED) {
@@ -713,36 +703,25 @@ TEST(test_lag) {
 
 /* ---- memory */
 
-static int64_t allocations_left;
-
-static void *scarce(void *user, size_t bytes) {
-  (void)user;
-  return allocations_left-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void give(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 TEST(test_memory) {
   mlfab__env poor;
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
+  budget b = {0, 0};
+  mlfab_env hooks = budget_env(&b);
   const uint32_t ranks[] = {0, 1, 2};
-  mlfab__partial_spec spec = {
-      .mode = MLFAB_PARTIAL_QUORUM, .quorum = 2, .results = MLFAB_PARTIAL_QUEUED};
+  mlfab__partial_spec spec = {.mode = MLFAB_PARTIAL_QUORUM,
+                              .quorum = 2,
+                              .results = MLFAB_PARTIAL_QUEUED,
+                              .queue_max = 2,
+                              .reduce_or = 6,
+                              .dtype = MLFAB_F32,
+                              .width = 4,
+                              .count = 1000};
   int rc = MLFAB_ERR_MEMORY;
-  spec.queue_max = 2;
-  spec.reduce_or = 6;
-  spec.dtype = MLFAB_F32;
-  spec.width = 4;
-  spec.count = 1000;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
-  for (int64_t k = 0; rc; k++) {
+  for (uint64_t k = 0; rc; k++) {
     mlfab__partial partial;
     mlfab__dag dag;
-    allocations_left = k;
+    b.left = k;
     mlfab__dag_init(&dag, &poor);
     rc = mlfab__partial_init(&partial, &poor, &spec);
     if (rc == 0) {
@@ -753,6 +732,7 @@ TEST(test_memory) {
     assert_true(rc == 0 || rc == MLFAB_ERR_MEMORY);
     mlfab__dag_free(&dag);
     assert_int_equal(poor.bytes, 0);
+    assert_int_equal(b.bytes, 0);
   }
   spec.count = UINT64_MAX / 8;
   mlfab__partial partial;

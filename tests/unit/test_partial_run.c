@@ -9,7 +9,8 @@
  * MLFAB_SEED=n adds to the seeds, MLFAB_SCALE=10 ten times as many worlds. */
 #include "core/coll/partial_run.h"
 #include "links.h"
-#include "scale.h"
+
+#include "../testing.h"
 
 #include <math.h>
 
@@ -86,6 +87,13 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }
 
+/* Its link to server 0 is gone, with all frames on it. */
+static void cut_off(worker *me) {
+  me->up = 0;
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+}
+
 static void free_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
   if (!kill_member(rank)) return;
@@ -100,6 +108,14 @@ static void close_world(void) {
   assert_int_equal(w->drops, 0);
   close_links();
 }
+
+static void act_some(uint32_t times) {
+  while (times-- > 0) (void)act_any();
+}
+
+/* Lets things happen until then, for no longer than this. */
+#define AWAIT(ns, condition) \
+  for (uint64_t until = w->now + (ns); !(condition); (void)act_any()) assert_true(w->now < until)
 
 /* --- the program --- */
 
@@ -119,6 +135,11 @@ static int open_object(worker *me, const mlfab_partial_options *options) {
   if (!me->flushed) me->flushed = calloc(w->count, 8);
   if (code) saw_failure(me, code, error.rank, error.text);
   return code;
+}
+
+static void close_object(worker *me, int code) {
+  mlfab_error error;
+  assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), code);
 }
 
 /* Its next step; what it brings counts as soon as it was taken in. */
@@ -357,13 +378,12 @@ static void check_conservation(void) {
 }
 
 static void close_all(void) {
-  mlfab_error error;
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    close_object(me, 0);
+    close_object(me, MLFAB_ERR_ARGUMENT);
   }
-  for (int i = 0; i < 2000; i++) (void)act_any();
+  act_some(2000);
   for (uint32_t i = 0; i < w->n; i++) {
     assert_null(w->workers[i].comm.engine.armed);
     assert_int_equal(w->workers[i].comm.phase, MLFAB__COMM_IN);
@@ -375,8 +395,7 @@ static uint32_t draw_workers(int round) {
   return round % 8 ? 1 + (uint32_t)round % 7 : 8 + (uint32_t)mlfab__mix((uint64_t)round) % 26;
 }
 
-static void test_calm(void **state) {
-  (void)state;
+TEST(test_calm) {
   int worlds = scaled(60, 20000);
   uint64_t finished = 0, rounds = 0;
   for (int round = 0; round < worlds; round++) {
@@ -396,8 +415,7 @@ static void test_calm(void **state) {
 
 /* Nothing is lost or doubled by failures. Each is seen by each once; of two that come between two
  * calls, the later one. */
-static void test_failures(void **state) {
-  (void)state;
+TEST(test_failures) {
   uint64_t failed = 0;
   int worlds = scaled(60, 20000);
   for (int round = 0; round < worlds; round++) {
@@ -430,8 +448,7 @@ static void open_small(uint32_t mode, uint32_t quorum, uint32_t results, uint64_
 }
 
 /* A flush that ends well for some and fails for others is flushed once. */
-static void test_flush_failures(void **state) {
-  (void)state;
+TEST(test_flush_failures) {
   uint32_t failed = 0, parted = 0;
   int worlds = scaled(120, 20000);
   for (int round = 0; round < worlds; round++) {
@@ -451,18 +468,15 @@ static void test_flush_failures(void **state) {
 }
 
 /* One that is taken for dead while what it brought is in a round, which the others then make without it. */
-static void test_taken_for_dead(void **state) {
+TEST(test_taken_for_dead) {
   uint32_t waited = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, seed % 2 ? MLFAB_PARTIAL_LATEST : MLFAB_PARTIAL_QUEUED,
                seed_of(70 + seed));
     worker *me = &w->workers[1];
     assert_int_equal(call(me, 0), 0);
     for (uint64_t k = chance(60); k > 0; k--) (void)act_any();
-    me->up = 0;
-    pipe_cut(&me->to_server);
-    pipe_cut(&me->from_server);
+    cut_off(me);
     mlfab__membership_gone(&w->membership, 1, 0, w->now);
     uint64_t end = w->now + 400 * BEAT, rounds = 1 + chance(4);
     while (!w->rounds[rounds].data && me->state == CALLING) {
@@ -490,8 +504,7 @@ static void test_taken_for_dead(void **state) {
 }
 
 /* All have taken part in a round when one has its result: it ends by itself, whoever closes. */
-static void test_closed_in_good_order(void **state) {
-  (void)state;
+TEST(test_closed_in_good_order) {
   for (uint64_t seed = 0; seed < 40; seed++) {
     mlfab_error error;
     open_world(4, seed_of(900 + seed));
@@ -503,9 +516,8 @@ static void test_closed_in_good_order(void **state) {
     assert_int_equal(call(&w->workers[0], 0), 0);
     while (w->workers[0].state == CALLING) (void)act_any();
     assert_int_equal(w->workers[0].failures, 0);
-    for (uint32_t k = 0; k < w->n; k++)
-      assert_int_equal(mlfab__partial_run_close(&w->workers[k].comm, w->workers[k].id, &error), 0);
-    for (int k = 0; k < 20000; k++) (void)act_any();
+    for (uint32_t k = 0; k < w->n; k++) close_object(&w->workers[k], 0);
+    act_some(20000);
     for (uint32_t k = 0; k < w->n; k++) {
       assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
       assert_null(w->workers[k].comm.engine.armed);
@@ -515,9 +527,8 @@ static void test_closed_in_good_order(void **state) {
 }
 
 /* A worker that leaves before an epoch forms, and whose word of it is lost with its link. */
-static void test_leave_is_lost(void **state) {
+TEST(test_leave_is_lost) {
   int tried = 0;
-  (void)state;
   for (uint64_t seed = 0; seed < 40; seed++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(300 + seed));
     worker *me = &w->workers[3];
@@ -530,17 +541,11 @@ static void test_leave_is_lost(void **state) {
     if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) {
       tried++;
       mlfab__comm_leave(comm);
-      me->up = 0;
-      pipe_cut(&me->to_server);
-      pipe_cut(&me->from_server);
-      for (int k = 0; k < 500; k++) (void)act_any();
+      cut_off(me);
+      act_some(500);
       break_up(3);
       mlfab__membership_gone(&w->membership, 3, 1, w->now);
-      uint64_t end = w->now + 100 * BEAT;
-      while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
-        assert_true(w->now < end);
-        (void)act_any();
-      }
+      AWAIT(100 * BEAT, w->workers[0].comm.phase == MLFAB__COMM_IN);
     }
     close_world();
   }
@@ -557,16 +562,15 @@ static void forge(worker *from, uint32_t to, const mlfab__coll *head, const void
 }
 
 static void expect_drops(void) {
-  for (int k = 0; k < 2000; k++) (void)act_any();
+  act_some(2000);
   assert_true(w->drops > 0);
   w->drops = 0;
   close_world();
 }
 
 /* A READY is kept without credit, so it has no bytes. */
-static void test_ready_with_bytes(void **state) {
+TEST(test_ready_with_bytes) {
   static const uint8_t bulk[4096];
-  (void)state;
   open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(5));
   const mlfab__coll head = {
       .number = 1000000, .flags = MLFAB__COLL_READY, .signature = 1, .total = sizeof bulk};
@@ -575,9 +579,8 @@ static void test_ready_with_bytes(void **state) {
 }
 
 /* A message that counts for credit does so from its first byte to its last. */
-static void test_flags_that_change(void **state) {
+TEST(test_flags_that_change) {
   static const uint8_t bulk[4800];
-  (void)state;
   open_world(2, seed_of(6));
   w->options.mode = MLFAB_PARTIAL_SOLO;
   w->options.results = MLFAB_PARTIAL_LATEST;
@@ -625,7 +628,7 @@ static void call_without(uint32_t rank, uint64_t timeout_ns) {
 }
 
 static void expect_all(int32_t code, int32_t rank, const char *part) {
-  for (int i = 0; i < 2000; i++) (void)act_any(); /* until the verdict is everywhere */
+  act_some(2000); /* until the verdict is everywhere */
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive || me->state == DONE) continue;
@@ -640,8 +643,7 @@ static void expect_all(int32_t code, int32_t rank, const char *part) {
   }
 }
 
-static void test_majority_waits_for_the_drawn(void **state) {
-  (void)state;
+TEST(test_majority_waits_for_the_drawn) {
   for (uint64_t seed = 1; seed < 9; seed++) {
     open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(seed));
     /* Who it is shows when it alone does not call. */
@@ -658,8 +660,7 @@ static void test_majority_waits_for_the_drawn(void **state) {
   }
 }
 
-static void test_quorum_waits_for_all(void **state) {
-  (void)state;
+TEST(test_quorum_waits_for_all) {
   for (uint32_t rank = 0; rank < 4; rank++) {
     open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(20 + rank));
     call_without(rank, 8 * BEAT);
@@ -669,8 +670,7 @@ static void test_quorum_waits_for_all(void **state) {
   }
 }
 
-static void test_full_queue(void **state) {
-  (void)state;
+TEST(test_full_queue) {
   open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_QUEUED, seed_of(30));
   for (int step = 0; step < 3; step++) {
     call_without(2, 8 * BEAT);
@@ -681,12 +681,10 @@ static void test_full_queue(void **state) {
 }
 
 /* A worker that dies, one that leaves, one that has closed the object. */
-static void test_gone(void **state) {
-  (void)state;
-  mlfab_error error;
+TEST(test_gone) {
   open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
   call_without(1, 0);
-  for (int i = 0; i < 200; i++) (void)act_any();
+  act_some(200);
   free_worker(1);
   mlfab__membership_gone(&w->membership, 1, 0, w->now);
   run_until_failure(40);
@@ -698,7 +696,7 @@ static void test_gone(void **state) {
   close_world();
 
   open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(41));
-  assert_int_equal(mlfab__partial_run_close(&w->workers[3].comm, w->workers[3].id, &error), 0);
+  close_object(&w->workers[3], 0);
   w->workers[3].state = DONE;
   call_without(3, 0);
   run_until_failure(200);
@@ -707,8 +705,7 @@ static void test_gone(void **state) {
 }
 
 /* One that closes when an epoch is over, before the next begins: that one stands, and only a step fails. */
-static void test_closed_between_epochs(void **state) {
-  (void)state;
+TEST(test_closed_between_epochs) {
   static const uint32_t closers[] = {0, 2, 3};
   for (uint64_t seed = 0; seed < 3; seed++) {
     mlfab_error error;
@@ -717,23 +714,21 @@ static void test_closed_between_epochs(void **state) {
     worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
     free_worker(1);
     mlfab__membership_gone(&w->membership, 1, 0, w->now);
-    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act_any())
-      assert_true(w->now < end);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    AWAIT(40 * BEAT, me->comm.phase != MLFAB__COMM_IN);
+    close_object(me, 0);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1); /* the death */
     assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
     me->state = DONE;
-    for (int i = 0; i < 4000; i++) (void)act_any();
+    act_some(4000);
     uint32_t epoch = w->membership.epoch;
-    for (int i = 0; i < 20000; i++) (void)act_any();
+    act_some(20000);
     assert_int_equal(w->membership.epoch, epoch);
     assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
     assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
     assert_int_equal(call(other, 8 * BEAT), 0);
     other->failures = 0;
-    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act_any())
-      assert_true(w->now < end);
+    AWAIT(40 * BEAT, other->failures);
     assert_int_equal(other->code, MLFAB_ERR_TIMEOUT);
     assert_int_equal(other->rank, closer);
     close_world();
@@ -742,9 +737,7 @@ static void test_closed_between_epochs(void **state) {
 
 /* One that closes while links hold bytes of the round: it waits for it, or for the end of the epoch, and
  * then its memory stays until all actions are out. */
-static void test_closed_while_lent(void **state) {
-  (void)state;
-  mlfab_error error;
+TEST(test_closed_while_lent) {
   for (uint64_t seed = 0; seed < 12; seed++) {
     open_world(3, seed_of(50 + seed));
     w->count = w->elements + 40000;
@@ -759,16 +752,13 @@ static void test_closed_while_lent(void **state) {
       run = me->comm.engine.armed;
       while (run && !run->lent) run = run->next;
     }
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    close_object(me, 0);
+    close_object(me, MLFAB_ERR_ARGUMENT);
     assert_null(me->comm.graves);
     if (seed % 2) {
       mlfab__comm_fail(&me->comm, MLFAB_ERR_CANCELLED, 1, "test");
     } else {
-      for (uint64_t end = w->now + 1000000; !me->comm.graves;) {
-        assert_true(w->now < end);
-        (void)act_any();
-      }
+      AWAIT(1000000, me->comm.graves);
       assert_int_equal(me->failures + w->workers[0].failures, 0);
     }
     assert_non_null(me->comm.graves);
@@ -788,27 +778,23 @@ static void test_closed_while_lent(void **state) {
 
 /* A frame of a round that is called later came early: whoever closes the object then is missing from that
  * round, and says so, whichever round it is. */
-static void test_closed_before_a_round(void **state) {
+TEST(test_closed_before_a_round) {
   static const uint8_t bulk[64];
-  mlfab_error error;
-  (void)state;
   for (uint64_t number = 64; number < 128; number++) {
     open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(number));
     worker *me = &w->workers[1];
     const mlfab__coll head = {
         .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
     forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
-    for (uint64_t end = w->now + 100 * BEAT; me->comm.engine.stage_count == 0; (void)act_any())
-      assert_true(w->now < end);
-    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    AWAIT(100 * BEAT, me->comm.engine.stage_count > 0);
+    close_object(me, 0);
     me->state = DONE;
     expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object 1");
     close_world();
   }
 }
 
-static void test_other_options(void **state) {
-  (void)state;
+TEST(test_other_options) {
   open_world(4, seed_of(50));
   for (uint32_t i = 0; i < w->n; i++) {
     mlfab_partial_options options = w->options;
@@ -823,8 +809,7 @@ static void test_other_options(void **state) {
   }
   expect_all(MLFAB_ERR_MISMATCH, 2, "worker 2");
   for (uint32_t i = 0; i < w->n; i++) {
-    mlfab_error error;
-    assert_int_equal(mlfab__partial_run_close(&w->workers[i].comm, w->workers[i].id, &error), 0);
+    close_object(&w->workers[i], 0);
   }
   close_world();
 }
@@ -842,8 +827,7 @@ static void expect_refused(uint64_t count, int dtype, const mlfab_partial_option
   assert_int_equal(me->comm.objects_opened, 0);
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(test_refusals) {
   open_world(3, seed_of(60));
   mlfab_partial_options good = {.size = sizeof good, .mode = MLFAB_PARTIAL_SOLO}, bad = good;
   expect_refused(4, MLFAB_F32, NULL, MLFAB_ERR_ARGUMENT, "no options");
@@ -875,8 +859,7 @@ static void test_refusals(void **state) {
 }
 
 /* NaN is refused alone; means; what is called while something is under way; two at once. */
-static void test_floats(void **state) {
-  (void)state;
+TEST(test_floats) {
   enum { N = 2 };
   mlfab_partial_options options = {.size = sizeof options,
                                    .mode = MLFAB_PARTIAL_QUORUM,
@@ -950,26 +933,4 @@ static void test_floats(void **state) {
   close_world();
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_calm),
-      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_flush_failures),
-      cmocka_unit_test(test_taken_for_dead),
-      cmocka_unit_test(test_closed_in_good_order),
-      cmocka_unit_test(test_leave_is_lost),
-      cmocka_unit_test(test_ready_with_bytes),
-      cmocka_unit_test(test_flags_that_change),
-      cmocka_unit_test(test_majority_waits_for_the_drawn),
-      cmocka_unit_test(test_quorum_waits_for_all),
-      cmocka_unit_test(test_full_queue),
-      cmocka_unit_test(test_gone),
-      cmocka_unit_test(test_closed_between_epochs),
-      cmocka_unit_test(test_closed_while_lent),
-      cmocka_unit_test(test_closed_before_a_round),
-      cmocka_unit_test(test_other_options),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_floats),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -5,7 +5,7 @@
  * devices, too: see `make test`. */
 #include "played_model.h"
 
-#include "world.h"
+#include "said.h"
 #include "../testing.h"
 
 enum { COUNT = 3000, STEPS = 12, WORKERS = 2 };
@@ -27,6 +27,16 @@ static void open_world(world *w, played *device, uint32_t replicas) {
   if (device) w->config.device = &played_model_device;
   w->config.device_self = device;
   world_open(w, 7);
+}
+
+/* A worker and a server whose model is on the device, with one tensor. */
+static void open_one(world *w, played *device, uint32_t dedicated, uint64_t count) {
+  world_init(w, 1, 1, dedicated);
+  w->config.timeout_ns = 10ull * WORLD_S;
+  w->config.device = &played_model_device;
+  w->config.device_self = device;
+  world_open(w, 1);
+  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, count));
 }
 
 static int step(world *w, uint32_t rank, uint32_t optimizer, float *got, uint64_t round) {
@@ -183,7 +193,6 @@ static int refuses(void *user, const mlfab_update_info *info, uint32_t tensor, i
 }
 
 TEST(test_refused) {
-  static story got;
   for (int k = 0; k < 4; k++) {
     world w;
     float first[8] = {0};
@@ -199,9 +208,8 @@ TEST(test_refused) {
     if (k == 3) w.config.on_update = refuses;
     world_open(&w, 1);
     OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, 8));
-    assert_int_equal(mlfab_model_start(w.node[0], &options, &all, 1), MLFAB_ERR_UNSUPPORTED);
-    assert_int_equal(mlfab_last_error(w.node[0], &got.error), 0);
-    assert_non_null(strstr(got.error.text, "whose model is on a device"));
+    REFUSED(w.node[0], mlfab_model_start(w.node[0], &options, &all, 1), MLFAB_ERR_UNSUPPORTED,
+            "whose model is on a device");
     world_close(&w);
     played_model_end(device);
   }
@@ -226,11 +234,7 @@ TEST(test_out_of_memory) {
   const mlfab_buf all = {1, 0, first, COUNT};
   played *device = played_model_begin(1);
   device->model->limit = MLFAB_DEVICE_STAGE + 2 * COUNT * 4;
-  world_init(&w, 1, 1, 1);
-  w.config.device = &played_model_device;
-  w.config.device_self = device;
-  world_open(&w, 1);
-  OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, COUNT));
+  open_one(&w, device, 1, COUNT);
   assert_int_equal(mlfab_model_start(w.node[0], NULL, &all, 1), MLFAB_ERR_MEMORY);
   device->model->limit = 0;
   OK(w.node[0], mlfab_model_start(w.node[0], NULL, &all, 1));
@@ -241,24 +245,17 @@ TEST(test_out_of_memory) {
 /* A worker that is the server, too: nobody waits for updates that nobody will decide. */
 TEST(test_flush) {
   world w;
-  mlfab_error error;
   static float first[COUNT];
   const mlfab_buf all = {1, 0, first, COUNT};
   played *device = played_model_begin(1);
-  world_init(&w, 1, 1, 0);
-  w.config.timeout_ns = 10ull * WORLD_S;
-  w.config.device = &played_model_device;
-  w.config.device_self = device;
-  world_open(&w, 1);
-  OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, COUNT));
+  open_one(&w, device, 0, COUNT);
   OK(w.node[0], mlfab_model_start(w.node[0], NULL, &all, 1));
   const uint64_t began = mlfab_sim_clock(w.sim);
   played_lose(device);
   int code = 0;
   for (int k = 0; k < 3 && !code; k++) code = mlfab_push_start(w.node[0], &all, 1, NULL, NULL);
-  assert_int_equal(mlfab_flush(w.node[0], 0), MLFAB_ERR_DEVICE);
-  assert_int_equal(mlfab_last_error(w.node[0], &error), 0);
-  assert_non_null(strstr(error.text, "its model is on a device, which has failed"));
+  REFUSED(w.node[0], mlfab_flush(w.node[0], 0), MLFAB_ERR_DEVICE,
+          "its model is on a device, which has failed");
   assert_true(mlfab_sim_clock(w.sim) - began < WORLD_S);
   world_close(&w);
   played_model_end(device);

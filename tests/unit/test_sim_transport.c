@@ -111,6 +111,8 @@ typedef struct rig {
   int deaf[HOSTS]; /* does not poll */
 } rig;
 
+static rig *r; /* of the test that runs */
+
 static mlfab_sim_options plain(void) {
   mlfab_sim_options o = {0};
   o.size = sizeof o;
@@ -138,8 +140,8 @@ static void *endpoint(mlfab_sim *sim, uint32_t host) {
 }
 
 /* With `shared`, hosts 1 and 2 use host 0's ports. */
-static rig *rig_make_sharing(const mlfab_sim_options *o, int shared) {
-  rig *r = calloc(1, sizeof *r);
+static void rig_make(const mlfab_sim_options *o, int shared) {
+  r = calloc(1, sizeof *r);
   assert_int_equal(mlfab_sim_create(o, &r->sim), 0);
   r->t = mlfab_transport_sim();
   if (shared) {
@@ -147,56 +149,76 @@ static rig *rig_make_sharing(const mlfab_sim_options *o, int shared) {
     assert_int_equal(mlfab_sim_share(r->sim, 1, 0), 0); /* host 2 shares them too */
   }
   for (uint32_t i = 0; i < HOSTS; i++) r->self[i] = endpoint(r->sim, i);
-  return r;
 }
 
-static rig *rig_make(const mlfab_sim_options *o) { return rig_make_sharing(o, 0); }
-
-static void rig_free(rig *r) {
+static void rig_free(void) {
   for (int i = 0; i < HOSTS; i++)
     if (r->self[i]) r->t->close(r->self[i]);
   mlfab_sim_destroy(&r->sim);
   assert_null(r->sim);
   free(r);
+  r = NULL;
 }
 
-static uint64_t now(rig *r) { return mlfab_sim_clock(r->sim); }
+static int make(void **state, int shared) {
+  mlfab_sim_options o = plain();
+  (void)state;
+  rig_make(&o, shared);
+  return 0;
+}
 
-static void rig_listen(rig *r) {
+static int make_plain(void **state) { return make(state, 0); }
+static int make_shared(void **state) { return make(state, 1); }
+
+static int unmake(void **state) {
+  (void)state;
+  rig_free();
+  return 0;
+}
+
+/* A test of hosts with their own ports; of hosts that share ports; of hosts that it makes itself. */
+#define RIG_TEST(name) TEST_WITH(name, make_plain, unmake)
+#define SHARED_TEST(name) TEST_WITH(name, make_shared, unmake)
+#define OWN_RIG_TEST(name) TEST_WITH(name, NULL, unmake)
+
+static uint64_t now(void) { return mlfab_sim_clock(r->sim); }
+
+static void rig_listen(void *unused) {
+  (void)unused;
   for (int i = 0; i < HOSTS; i++) {
     mlfab_io_event event;
     while (r->self[i] && !r->deaf[i] && r->t->poll(r->self[i], &event)) {
       assert_true(r->count[i] < 256);
       told *x = &r->log[i][r->count[i]++];
       x->event = event;
-      x->at_ns = now(r);
+      x->at_ns = now();
       if (event.bulk) x->first = *(const uint8_t *)event.bulk;
       r->t->release(r->self[i], &event);
     }
   }
 }
 
-static void rig_run(rig *r, uint64_t duration_ns) {
-  uint64_t until = now(r) + duration_ns;
+static void rig_run(uint64_t duration_ns) {
+  uint64_t until = now() + duration_ns;
   int more = 1;
-  rig_listen(r);
-  mlfab_sim_at(r->sim, until, (void (*)(void *))rig_listen, r);
-  while (more && now(r) < until) {
+  rig_listen(NULL);
+  mlfab_sim_at(r->sim, until, rig_listen, NULL);
+  while (more && now() < until) {
     more = mlfab_sim_step(r->sim);
-    rig_listen(r);
+    rig_listen(NULL);
   }
 }
 
 /* The n-th event (from 0) of that kind at a host, or NULL. */
-static const told *seen(const rig *r, int host, uint32_t kind, int n) {
+static const told *seen(int host, uint32_t kind, int n) {
   for (int i = 0; i < r->count[host]; i++)
     if (r->log[host][i].event.kind == kind && n-- == 0) return &r->log[host][i];
   return NULL;
 }
 
-static int times(const rig *r, int host, uint32_t kind) {
+static int times(int host, uint32_t kind) {
   int n = 0;
-  while (seen(r, host, kind, n)) n++;
+  while (seen(host, kind, n)) n++;
   return n;
 }
 
@@ -204,78 +226,80 @@ typedef struct pair {
   uint32_t a, b; /* the link's number at either end */
 } pair;
 
-static pair connect_pair(rig *r, int a, int b) {
+static pair connect_pair(int a, int b) {
   char address[32];
   pair p;
-  int ups_a = times(r, a, MLFAB_IO_UP), ups_b = times(r, b, MLFAB_IO_UP);
+  int ups_a = times(a, MLFAB_IO_UP), ups_b = times(b, MLFAB_IO_UP);
   snprintf(address, sizeof address, "sim:%d", b);
   assert_int_equal(r->t->reach(r->self[a], address), 1);
   assert_int_equal(r->t->connect(r->self[a], address, 77), 0);
-  rig_run(r, 4 * LATENCY);
-  assert_non_null(seen(r, a, MLFAB_IO_UP, ups_a));
-  assert_non_null(seen(r, b, MLFAB_IO_UP, ups_b));
-  p.a = seen(r, a, MLFAB_IO_UP, ups_a)->event.link;
-  p.b = seen(r, b, MLFAB_IO_UP, ups_b)->event.link;
-  assert_int_equal(seen(r, a, MLFAB_IO_UP, ups_a)->event.token, 77);
-  assert_int_equal(seen(r, b, MLFAB_IO_UP, ups_b)->event.token, 0);
+  rig_run(4 * LATENCY);
+  assert_non_null(seen(a, MLFAB_IO_UP, ups_a));
+  assert_non_null(seen(b, MLFAB_IO_UP, ups_b));
+  p.a = seen(a, MLFAB_IO_UP, ups_a)->event.link;
+  p.b = seen(b, MLFAB_IO_UP, ups_b)->event.link;
+  assert_int_equal(seen(a, MLFAB_IO_UP, ups_a)->event.token, 77);
+  assert_int_equal(seen(b, MLFAB_IO_UP, ups_b)->event.token, 0);
   return p;
 }
 
 /* Sends a ghost frame of `bytes` in total. */
-static int send_ghost(rig *r, int host, uint32_t link, uint32_t bytes, uint64_t token) {
-  uint8_t head[HEAD] = {0};
-  head[0] = (uint8_t)token;
+static int send_ghost(int host, uint32_t link, uint32_t bytes, uint64_t token) {
+  uint8_t head[HEAD] = {(uint8_t)token};
   return r->t->send(r->self[host], link, head, HEAD, NULL, bytes - HEAD, token);
+}
+
+static void ghost(int host, uint32_t link, uint32_t bytes, uint64_t token) {
+  assert_int_equal(send_ghost(host, link, bytes, token), 0);
+}
+
+/* Sends some in a row. */
+static void ghosts(int count, int host, uint32_t link, uint32_t bytes, uint64_t token) {
+  while (count-- > 0) ghost(host, link, bytes, token);
 }
 
 /* ---- time ---- */
 
-TEST(test_rate_and_latency_are_exact) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
-  rig_run(r, 3 * SECOND);
+RIG_TEST(test_rate_and_latency_are_exact) {
+  pair p = connect_pair(0, 1);
+  uint64_t start = now();
+  ghost(0, p.a, 1000000, 5);
+  rig_run(3 * SECOND);
   /* A second to send, the latency, a second to receive. */
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + SECOND);
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->event.token, 5);
-  const told *frame = seen(r, 1, MLFAB_IO_FRAME, 0);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + SECOND);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->event.token, 5);
+  const told *frame = seen(1, MLFAB_IO_FRAME, 0);
   assert_int_equal(frame->at_ns, start + 2 * SECOND + LATENCY);
   assert_int_equal(frame->event.link, p.b);
   assert_int_equal(frame->event.head_bytes, HEAD);
   assert_int_equal(frame->event.bulk_bytes, 1000000 - HEAD);
   assert_null(frame->event.bulk);
   /* Ten frames in a row take eleven frame times. */
-  start = now(r);
-  for (uint64_t i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 100000, 10 + i), 0);
-  rig_run(r, 3 * SECOND);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 10)->at_ns, start + 1100 * MILLI + LATENCY);
-  rig_free(r);
+  start = now();
+  for (uint64_t i = 0; i < 10; i++) ghost(0, p.a, 100000, 10 + i);
+  rig_run(3 * SECOND);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 10)->at_ns, start + 1100 * MILLI + LATENCY);
 }
 
-TEST(test_order_and_bytes) {
+OWN_RIG_TEST(test_order_and_bytes) {
   mlfab_sim_options o = plain();
   o.latency_jitter = 1;
   o.reorder = 0.3;
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1);
   uint8_t head[HEAD] = {0}, bulk[100];
   for (int i = 0; i < 100; i++) { /* token 0: copied at once, so the buffer may change */
     memset(bulk, i, sizeof bulk);
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 0), 0);
   }
-  rig_run(r, 3 * SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 100);
-  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
-  for (int i = 0; i < 100; i++) assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, i)->first, i);
-  rig_free(r);
+  rig_run(3 * SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 100);
+  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
+  for (int i = 0; i < 100; i++) assert_int_equal(seen(1, MLFAB_IO_FRAME, i)->first, i);
 }
 
-TEST(test_bulk_is_borrowed_until_sent) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+RIG_TEST(test_bulk_is_borrowed_until_sent) {
+  pair p = connect_pair(0, 1);
   uint8_t head[HEAD] = {0}, bulk[3][1000];
   memset(bulk, 1, sizeof bulk);
   for (uint64_t i = 0; i < 3; i++)
@@ -283,118 +307,104 @@ TEST(test_bulk_is_borrowed_until_sent) {
   assert_int_equal(r->t->detach(r->self[0], p.a, 21), 0);
   memset(bulk[1], 2, 1000); /* detached: the receiver does not see it */
   memset(bulk[2], 3, 1000); /* borrowed: the receiver sees it */
-  rig_run(r, SECOND);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->first, 1);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 1)->first, 1);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 2)->first, 3);
-  assert_non_null(seen(r, 0, MLFAB_IO_SENT, 2));
-  rig_free(r);
+  rig_run(SECOND);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->first, 1);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 1)->first, 1);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 2)->first, 3);
+  assert_non_null(seen(0, MLFAB_IO_SENT, 2));
 }
 
-TEST(test_two_senders_share_the_receiver) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 2), q = connect_pair(r, 1, 2);
-  uint64_t start = now(r);
+RIG_TEST(test_two_senders_share_the_receiver) {
+  pair p = connect_pair(0, 2), q = connect_pair(1, 2);
+  uint64_t start = now();
   int early = 0;
   for (uint64_t i = 0; i < 20; i++) {
-    assert_int_equal(send_ghost(r, 0, p.a, 50000, 1), 0);
-    assert_int_equal(send_ghost(r, 1, q.a, 50000, 2), 0);
+    ghost(0, p.a, 50000, 1);
+    ghost(1, q.a, 50000, 2);
   }
-  rig_run(r, 4 * SECOND);
+  rig_run(4 * SECOND);
   /* 2 MB into a port of 1 MB/s: two seconds, plus the first frame's time on the out-port. */
-  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 40);
-  assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 39)->at_ns, start + 2050 * MILLI + LATENCY);
+  assert_int_equal(times(2, MLFAB_IO_FRAME), 40);
+  assert_int_equal(seen(2, MLFAB_IO_FRAME, 39)->at_ns, start + 2050 * MILLI + LATENCY);
   /* In turns: neither link is more than a frame ahead. */
   for (int i = 0; i < 40; i++) {
-    early += seen(r, 2, MLFAB_IO_FRAME, i)->event.link == p.b ? 1 : -1;
+    early += seen(2, MLFAB_IO_FRAME, i)->event.link == p.b ? 1 : -1;
     assert_in_range(early + 1, 0, 2);
   }
-  rig_free(r);
 }
 
-TEST(test_small_frames_do_not_wait_for_other_links) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 2), q = connect_pair(r, 0, 1);
-  for (int i = 0; i < 40; i++) assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, q.a, HEAD, 2), 0);
-  rig_run(r, 5 * SECOND);
-  assert_true(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns < start + 150 * MILLI);
-  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 40);
-  rig_free(r);
+RIG_TEST(test_small_frames_do_not_wait_for_other_links) {
+  pair p = connect_pair(0, 2), q = connect_pair(0, 1);
+  ghosts(40, 0, p.a, 100000, 1);
+  uint64_t start = now();
+  ghost(0, q.a, HEAD, 2);
+  rig_run(5 * SECOND);
+  assert_true(seen(1, MLFAB_IO_FRAME, 0)->at_ns < start + 150 * MILLI);
+  assert_int_equal(times(2, MLFAB_IO_FRAME), 40);
 }
 
 /* One frame each in turn: links with different frame sizes get different shares. */
-TEST(test_a_port_serves_its_lanes_in_turn) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 2), s = connect_pair(r, 0, 3);
-  uint64_t start = now(r);
-  for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 30000, 1), 0);
-  for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, q.a, 10000, 2), 0);
-  for (int i = 0; i < 5; i++) assert_int_equal(send_ghost(r, 0, s.a, 20000, 3), 0);
-  rig_run(r, 2 * SECOND);
+RIG_TEST(test_a_port_serves_its_lanes_in_turn) {
+  pair p = connect_pair(0, 1), q = connect_pair(0, 2), s = connect_pair(0, 3);
+  uint64_t start = now();
+  ghosts(10, 0, p.a, 30000, 1);
+  ghosts(10, 0, q.a, 10000, 2);
+  ghosts(5, 0, s.a, 20000, 3);
+  rig_run(2 * SECOND);
   for (int i = 0; i < 20; i++) {
     static const uint64_t turn[2][3] = {{1, 2, 3}, {1, 2, 0}};
     uint64_t token = i < 15 ? turn[0][i % 3] : turn[1][(i - 15) % 2];
-    assert_int_equal(seen(r, 0, MLFAB_IO_SENT, i)->event.token, token);
+    assert_int_equal(seen(0, MLFAB_IO_SENT, i)->event.token, token);
   }
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 2)->at_ns, start + 60 * MILLI);
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 24)->at_ns, start + 500 * MILLI);
-  rig_free(r);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 2)->at_ns, start + 60 * MILLI);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 24)->at_ns, start + 500 * MILLI);
 }
 
-TEST(test_rate_changes_in_the_middle) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
-  rig_run(r, SECOND / 4);
+RIG_TEST(test_rate_changes_in_the_middle) {
+  pair p = connect_pair(0, 1);
+  uint64_t start = now();
+  ghost(0, p.a, 1000000, 5);
+  rig_run(SECOND / 4);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0),
                    0); /* a quarter has been sent; now the port stops */
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
+  rig_run(SECOND);
+  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 3 * RATE), 0); /* the rest takes 0.25 s */
-  rig_run(r, 3 * SECOND);
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
+  rig_run(3 * SECOND);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
   assert_int_equal(mlfab_sim_set_rate(r->sim, HOSTS, 1, 1), MLFAB_ERR_ARGUMENT);
   /* Half a second at half the rate, then at a quarter, then at an eighth. */
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 2), 0);
-  start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 6), 0);
-  rig_run(r, SECOND / 2);
+  start = now();
+  ghost(0, p.a, 1000000, 6);
+  rig_run(SECOND / 2);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 4), 0);
-  rig_run(r, SECOND);
+  rig_run(SECOND);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 8), 0);
-  rig_run(r, 6 * SECOND);
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 1)->at_ns, start + 5500 * MILLI);
-  rig_free(r);
+  rig_run(6 * SECOND);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 1)->at_ns, start + 5500 * MILLI);
 }
 
-TEST(test_again_and_writable) {
+OWN_RIG_TEST(test_again_and_writable) {
   mlfab_sim_options o = plain();
   o.buffer_bytes = 100000;
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1);
   r->deaf[1] = 1;
-  for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 10000, 1), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
-  rig_run(r, 2 * SECOND); /* all of it has arrived, and nobody reads: no room */
-  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  ghosts(10, 0, p.a, 10000, 1);
+  assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  rig_run(2 * SECOND); /* all of it has arrived, and nobody reads: no room */
+  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 0);
+  assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   r->deaf[1] = 0;
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 1);
-  assert_int_equal(send_ghost(r, 0, p.a, 500000, 1), 0); /* larger than the buffer, but alone */
-  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
-  rig_run(r, 3 * SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 2);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 11);
-  rig_free(r);
+  rig_run(SECOND);
+  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 1);
+  ghost(0, p.a, 500000, 1); /* larger than the buffer, but alone */
+  assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  rig_run(3 * SECOND);
+  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 2);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 11);
 }
 
 /* ---- hosts that share their ports ---- */
@@ -402,79 +412,75 @@ TEST(test_again_and_writable) {
 TEST(test_shared_ports_share_the_rate) {
   mlfab_sim_options o = plain();
   for (int shared = 0; shared < 2; shared++) {
-    rig *r = rig_make_sharing(&o, shared);
-    pair out_a = connect_pair(r, 0, 5), out_b = connect_pair(r, 1, 6);
-    pair in_a = connect_pair(r, 5, 0), in_b = connect_pair(r, 6, 2);
-    uint64_t start = now(r), twice = shared ? 2 : 1;
+    rig_make(&o, shared);
+    pair out_a = connect_pair(0, 5), out_b = connect_pair(1, 6);
+    pair in_a = connect_pair(5, 0), in_b = connect_pair(6, 2);
+    uint64_t start = now(), twice = shared ? 2 : 1;
     for (int i = 0; i < 10; i++) {
-      assert_int_equal(send_ghost(r, 0, out_a.a, 10000, 1), 0);
-      assert_int_equal(send_ghost(r, 1, out_b.a, 10000, 1), 0);
-      assert_int_equal(send_ghost(r, 5, in_a.a, 10000, 1), 0);
-      assert_int_equal(send_ghost(r, 6, in_b.a, 10000, 1), 0);
+      ghost(0, out_a.a, 10000, 1);
+      ghost(1, out_b.a, 10000, 1);
+      ghost(5, in_a.a, 10000, 1);
+      ghost(6, in_b.a, 10000, 1);
     }
-    rig_run(r, SECOND);
-    assert_int_equal(seen(r, 1, MLFAB_IO_SENT, 9)->at_ns, start + twice * 100 * MILLI);
-    assert_int_equal(seen(r, 5, MLFAB_IO_SENT, 9)->at_ns, start + 100 * MILLI);
-    assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 9)->at_ns,
+    rig_run(SECOND);
+    assert_int_equal(seen(1, MLFAB_IO_SENT, 9)->at_ns, start + twice * 100 * MILLI);
+    assert_int_equal(seen(5, MLFAB_IO_SENT, 9)->at_ns, start + 100 * MILLI);
+    assert_int_equal(seen(2, MLFAB_IO_FRAME, 9)->at_ns,
                      start + (10 + twice * 100) * MILLI + LATENCY);
-    assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 10);
+    assert_int_equal(times(0, MLFAB_IO_FRAME), 10);
     /* The rate of one host is that of all that share its port. */
     assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE / 10), 0);
-    start = now(r);
-    assert_int_equal(send_ghost(r, 0, out_a.a, 10000, 7), 0);
-    rig_run(r, SECOND);
-    assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 10)->at_ns, start + (shared ? 100 : 10) * MILLI);
-    rig_free(r);
+    start = now();
+    ghost(0, out_a.a, 10000, 7);
+    rig_run(SECOND);
+    assert_int_equal(seen(0, MLFAB_IO_SENT, 10)->at_ns, start + (shared ? 100 : 10) * MILLI);
+    rig_free();
   }
 }
 
 /* Traffic between sharing hosts uses no port, so it continues when the ports stand still; partitions and
  * pauses are per host. */
-TEST(test_sharing_hosts_talk_past_their_ports) {
+OWN_RIG_TEST(test_sharing_hosts_talk_past_their_ports) {
   mlfab_sim_options o = plain();
   o.loss = o.duplicate = 1;
-  rig *r = rig_make_sharing(&o, 1);
+  rig_make(&o, 1);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 2, 0, 0), 0);
-  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 2, 1);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 500000, 1), 0);
-  assert_int_equal(send_ghost(r, 1, p.b, 500000, 1), 0);
-  rig_run(r, MILLI);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
-  assert_int_equal(seen(r, 0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
+  pair p = connect_pair(0, 1), q = connect_pair(2, 1);
+  uint64_t start = now();
+  ghost(0, p.a, 500000, 1);
+  ghost(1, p.b, 500000, 1);
+  rig_run(MILLI);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
+  assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
   assert_int_equal(mlfab_sim_pause(r->sim, 2, 100 * MILLI), 0);
-  start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
-  assert_int_equal(send_ghost(r, 2, q.a, 1000, 1), 0);
-  assert_int_equal(send_ghost(r, 1, q.b, 1000, 1), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 2);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 1)->at_ns, start + 1000);
-  assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 0)->at_ns, start + 100 * MILLI);
+  start = now();
+  ghost(0, p.a, 1000, 1);
+  ghost(2, q.a, 1000, 1);
+  ghost(1, q.b, 1000, 1);
+  rig_run(SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 2);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 1)->at_ns, start + 1000);
+  assert_int_equal(seen(2, MLFAB_IO_FRAME, 0)->at_ns, start + 100 * MILLI);
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 3);
+  rig_run(SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
   r->t->disconnect(r->self[0], p.a);
-  rig_run(r, MILLI);
-  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 1);
-  rig_free(r);
+  rig_run(MILLI);
+  assert_int_equal(times(1, MLFAB_IO_DOWN), 1);
 }
 
 /* A sharing host that crashes leaves the ports to the others. */
-TEST(test_a_crash_leaves_shared_ports) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make_sharing(&o, 1);
-  pair p = connect_pair(r, 0, 5), q = connect_pair(r, 1, 5);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 1, q.a, 500000, 1), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
-  rig_run(r, 100 * MILLI);
+SHARED_TEST(test_a_crash_leaves_shared_ports) {
+  pair p = connect_pair(0, 5), q = connect_pair(1, 5);
+  uint64_t start = now();
+  ghost(1, q.a, 500000, 1);
+  ghost(0, p.a, 100000, 1);
+  rig_run(100 * MILLI);
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + 200 * MILLI);
-  assert_int_equal(times(r, 5, MLFAB_IO_FRAME), 1);
-  rig_free(r);
+  rig_run(SECOND);
+  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + 200 * MILLI);
+  assert_int_equal(times(5, MLFAB_IO_FRAME), 1);
 }
 
 TEST(test_sharing_is_refused_late) {
@@ -497,21 +503,17 @@ TEST(test_sharing_is_refused_late) {
 
 /* ---- measuring ---- */
 
-static int measure(rig *r, int host, mlfab_measure *m) {
-  return r->t->measure(r->self[host], now(r), m);
-}
+static int measure(int host, mlfab_measure *m) { return r->t->measure(r->self[host], now(), m); }
 
-TEST(test_measure_is_exact) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+RIG_TEST(test_measure_is_exact) {
+  pair p = connect_pair(0, 1);
   mlfab_measure m, n;
-  assert_int_equal(measure(r, 0, &m), 0); /* start of the window */
-  assert_int_equal(measure(r, 1, &m), 0);
-  assert_int_equal(measure(r, 0, &m), 0); /* no time has passed */
-  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
-  rig_run(r, SECOND / 4); /* in the middle of the frame */
-  assert_int_equal(measure(r, 0, &m), 1);
+  assert_int_equal(measure(0, &m), 0); /* start of the window */
+  assert_int_equal(measure(1, &m), 0);
+  assert_int_equal(measure(0, &m), 0); /* no time has passed */
+  ghost(0, p.a, 1000000, 5);
+  rig_run(SECOND / 4); /* in the middle of the frame */
+  assert_int_equal(measure(0, &m), 1);
   assert_int_equal(m.elapsed_ns, SECOND / 4);
   assert_int_equal(m.bytes_out, 250000);
   assert_int_equal(m.bytes_in, 0);
@@ -520,17 +522,17 @@ TEST(test_measure_is_exact) {
   assert_int_equal(m.limited_in, 1);
   /* the port stands still, but is not idle */
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(measure(r, 0, &m), 1);
+  rig_run(SECOND);
+  assert_int_equal(measure(0, &m), 1);
   assert_int_equal(m.bytes_out, 0);
   assert_int_equal(m.limited_out, 0);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 2 * RATE), 0);
-  rig_run(r, SECOND); /* out in 375 ms, then in for a second */
-  assert_int_equal(measure(r, 0, &m), 1);
+  rig_run(SECOND); /* out in 375 ms, then in for a second */
+  assert_int_equal(measure(0, &m), 1);
   assert_int_equal(m.bytes_out, 750000);
   assert_true(m.delivery_out == 2e6);
   assert_int_equal(m.limited_out, 1);
-  assert_int_equal(measure(r, 1, &n), 1);
+  assert_int_equal(measure(1, &n), 1);
   assert_int_equal(n.elapsed_ns, 9 * SECOND / 4);
   assert_int_equal(n.bytes_in, 624000); /* 625 ms minus the latency */
   assert_int_equal(n.bytes_out, 0);
@@ -539,68 +541,61 @@ TEST(test_measure_is_exact) {
   r->t->close(r->self[0]);
   r->self[0] = NULL;
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
-  assert_int_equal(measure(r, 1, &n), 0); /* a dead endpoint measures nothing */
-  rig_free(r);
+  assert_int_equal(measure(1, &n), 0); /* a dead endpoint measures nothing */
 }
 
-TEST(test_measure_counts_for_all_that_share) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make_sharing(&o, 1);
-  pair p = connect_pair(r, 0, 5), q = connect_pair(r, 1, 5), local = connect_pair(r, 0, 2);
+SHARED_TEST(test_measure_counts_for_all_that_share) {
+  pair p = connect_pair(0, 5), q = connect_pair(1, 5), local = connect_pair(0, 2);
   mlfab_measure m[3];
-  for (int i = 0; i < 3; i++) assert_int_equal(measure(r, i, &m[i]), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
-  assert_int_equal(send_ghost(r, 1, q.a, 200000, 1), 0);
-  assert_int_equal(send_ghost(r, 0, local.a, 400000, 1), 0);
-  rig_run(r, 250 * MILLI);
+  for (int i = 0; i < 3; i++) assert_int_equal(measure(i, &m[i]), 0);
+  ghost(0, p.a, 100000, 1);
+  ghost(1, q.a, 200000, 1);
+  ghost(0, local.a, 400000, 1);
+  rig_run(250 * MILLI);
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0); /* with 50000 bytes to go */
-  rig_run(r, SECOND);
+  rig_run(SECOND);
   for (int i = 0; i < 3; i += 2) {
-    assert_int_equal(measure(r, i, &m[i]), 1);
+    assert_int_equal(measure(i, &m[i]), 1);
     assert_int_equal(m[i].bytes_out, 250000);
     assert_true(m[i].delivery_out == 1e6);
   }
-  rig_free(r);
 }
 
 /* Under load the monitor finds the rate, and a changed one within two seconds. */
-TEST(test_the_monitor_finds_the_rate) {
+OWN_RIG_TEST(test_the_monitor_finds_the_rate) {
   static const uint64_t rates[] = {RATE, RATE / 4, 3 * RATE, RATE / 10};
   mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1);
   mlfab__monitor monitor;
   mlfab_measure m;
   double in, out;
   mlfab__monitor_init(&monitor, SECOND / 2);
-  assert_int_equal(measure(r, 0, &m), 0);
+  assert_int_equal(measure(0, &m), 0);
   for (size_t k = 0; k < MLFAB__COUNT(rates); k++) {
     assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, rates[k]), 0);
     for (int i = 0; i < 12; i++) {
-      while (send_ghost(r, 0, p.a, 100000, 1) == 0) continue;
-      rig_run(r, SECOND / 4);
+      while (send_ghost(0, p.a, 100000, 1) == 0) continue;
+      rig_run(SECOND / 4);
       r->count[0] = r->count[1] = 0;
-      assert_int_equal(measure(r, 0, &m), 1);
-      mlfab__monitor_sample(&monitor, &m, now(r));
-      (void)mlfab__monitor_take(&monitor, now(r), &in, &out);
+      assert_int_equal(measure(0, &m), 1);
+      mlfab__monitor_sample(&monitor, &m, now());
+      (void)mlfab__monitor_take(&monitor, now(), &in, &out);
       if (i >= 8) assert_true(out > 0.9 * (double)rates[k] && out < 1.1 * (double)rates[k]);
     }
   }
   assert_true(in < 0);
-  rig_free(r);
 }
 
 /* ---- connecting and closing ---- */
 
-TEST(test_connect_refused_and_nonsense) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  uint64_t start = now(r);
+RIG_TEST(test_connect_refused_and_nonsense) {
+  uint64_t start = now();
   r->t->close(r->self[3]);
   r->self[3] = NULL;
   assert_int_equal(r->t->connect(r->self[0], "sim:3", 9), 0);
-  rig_run(r, SECOND);
-  const told *down = seen(r, 0, MLFAB_IO_DOWN, 0);
+  rig_run(SECOND);
+  const told *down = seen(0, MLFAB_IO_DOWN, 0);
   assert_int_equal(down->at_ns, start + 2 * LATENCY);
   assert_int_equal(down->event.link, 0);
   assert_int_equal(down->event.token, 9);
@@ -609,202 +604,179 @@ TEST(test_connect_refused_and_nonsense) {
   assert_int_equal(r->t->connect(r->self[0], "sim:1x", 1), MLFAB_ERR_ADDRESS);
   assert_int_equal(r->t->connect(r->self[0], "tcp:1", 1), MLFAB_ERR_ADDRESS);
   assert_int_equal(r->t->connect(r->self[0], "sim:99999999999999999999", 1), MLFAB_ERR_ADDRESS);
-  assert_int_equal(send_ghost(r, 0, 1, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
-  assert_int_equal(send_ghost(r, 0, 0, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
-  rig_free(r);
+  assert_int_equal(send_ghost(0, 1, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
+  assert_int_equal(send_ghost(0, 0, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
 }
 
-TEST(test_second_connect_replaces_the_first) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
+RIG_TEST(test_second_connect_replaces_the_first) {
   for (uint64_t pause = 0; pause < 3; pause++) { /* before it arrives, and on its way back */
-    int ups = times(r, 0, MLFAB_IO_UP), theirs = times(r, 2, MLFAB_IO_UP);
+    int ups = times(0, MLFAB_IO_UP), theirs = times(2, MLFAB_IO_UP);
     assert_int_equal(r->t->connect(r->self[0], "sim:1", 4), 0);
-    rig_run(r, pause * LATENCY * 3 / 4);
+    rig_run(pause * LATENCY * 3 / 4);
     assert_int_equal(r->t->connect(r->self[0], "sim:2", 4), 0);
-    rig_run(r, SECOND);
-    assert_int_equal(times(r, 0, MLFAB_IO_UP), ups + 1);
-    assert_int_equal(times(r, 2, MLFAB_IO_UP), theirs + 1);
+    rig_run(SECOND);
+    assert_int_equal(times(0, MLFAB_IO_UP), ups + 1);
+    assert_int_equal(times(2, MLFAB_IO_UP), theirs + 1);
   }
-  assert_int_equal(times(r, 1, MLFAB_IO_UP), times(r, 1, MLFAB_IO_DOWN));
-  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
-  rig_free(r);
+  assert_int_equal(times(1, MLFAB_IO_UP), times(1, MLFAB_IO_DOWN));
+  assert_int_equal(times(0, MLFAB_IO_DOWN), 0);
 }
 
-TEST(test_disconnect_sends_what_was_accepted) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+RIG_TEST(test_disconnect_sends_what_was_accepted) {
+  pair p = connect_pair(0, 1);
   uint8_t head[HEAD] = {0}, bulk[1000];
   memset(bulk, 6, sizeof bulk);
   for (int i = 0; i < 5; i++)
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 3), 0);
   r->t->disconnect(r->self[0], p.a);
   memset(bulk, 7, sizeof bulk); /* nothing is borrowed any more */
-  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
-  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 5);
-  for (int i = 0; i < 5; i++) assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, i)->first, 6);
+  assert_int_equal(send_ghost(0, p.a, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
+  rig_run(SECOND);
+  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
+  assert_int_equal(times(0, MLFAB_IO_DOWN), 0);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 5);
+  for (int i = 0; i < 5; i++) assert_int_equal(seen(1, MLFAB_IO_FRAME, i)->first, 6);
   assert_int_equal(r->log[1][r->count[1] - 1].event.kind, MLFAB_IO_DOWN);
   assert_int_equal(r->log[1][r->count[1] - 1].event.link, p.b);
   r->t->disconnect(r->self[0], p.a);
   r->t->disconnect(r->self[1], p.b);
-  rig_free(r);
 }
 
-TEST(test_a_host_talks_to_itself) {
+OWN_RIG_TEST(test_a_host_talks_to_itself) {
   mlfab_sim_options o = plain();
   o.loss = 1;
-  rig *r = rig_make(&o);
+  rig_make(&o, 0);
   assert_int_equal(r->t->connect(r->self[0], "sim:0", 3), 0);
-  rig_run(r, MILLI);
-  assert_int_equal(times(r, 0, MLFAB_IO_UP), 2);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, seen(r, 0, MLFAB_IO_UP, 1)->event.link, 500000, 1), 0);
-  rig_run(r, MILLI);
-  assert_int_equal(seen(r, 0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
-  assert_int_equal(seen(r, 0, MLFAB_IO_FRAME, 0)->event.link,
-                   seen(r, 0, MLFAB_IO_UP, 0)->event.link);
-  r->t->disconnect(r->self[0], seen(r, 0, MLFAB_IO_UP, 0)->event.link);
-  rig_run(r, MILLI);
-  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 1);
-  rig_free(r);
+  rig_run(MILLI);
+  assert_int_equal(times(0, MLFAB_IO_UP), 2);
+  uint64_t start = now();
+  ghost(0, seen(0, MLFAB_IO_UP, 1)->event.link, 500000, 1);
+  rig_run(MILLI);
+  assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
+  assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->event.link, seen(0, MLFAB_IO_UP, 0)->event.link);
+  r->t->disconnect(r->self[0], seen(0, MLFAB_IO_UP, 0)->event.link);
+  rig_run(MILLI);
+  assert_int_equal(times(0, MLFAB_IO_DOWN), 1);
 }
 
 /* ---- faults ---- */
 
-TEST(test_loss_breaks_the_connection) {
+OWN_RIG_TEST(test_loss_breaks_the_connection) {
   mlfab_sim_options o = plain();
   o.loss = 1;
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 2, 3);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
-  assert_int_equal(send_ghost(r, 1, p.b, 2000, 7), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 1);
-  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 1);
-  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI);
-  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI + LATENCY);
-  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->event.link, p.a);
-  assert_int_equal(times(r, 2, MLFAB_IO_DOWN) + times(r, 3, MLFAB_IO_DOWN), 0);
-  assert_int_equal(send_ghost(r, 2, q.a, HEAD, 0), 0);
-  rig_free(r);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1), q = connect_pair(2, 3);
+  uint64_t start = now();
+  ghost(0, p.a, 1000, 5);
+  ghost(0, p.a, 1000, 6);
+  ghost(1, p.b, 2000, 7);
+  rig_run(SECOND);
+  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(0, MLFAB_IO_DOWN), 1);
+  assert_int_equal(times(1, MLFAB_IO_DOWN), 1);
+  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI);
+  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI + LATENCY);
+  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->event.link, p.a);
+  assert_int_equal(times(2, MLFAB_IO_DOWN) + times(3, MLFAB_IO_DOWN), 0);
+  ghost(2, q.a, HEAD, 0);
 }
 
-TEST(test_duplicate_delivers_and_breaks) {
+OWN_RIG_TEST(test_duplicate_delivers_and_breaks) {
   mlfab_sim_options o = plain();
   o.duplicate = 1;
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
-  uint64_t start = now(r);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 1);
-  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + LATENCY);
-  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + 2 * LATENCY);
-  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
-  rig_free(r);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1);
+  uint64_t start = now();
+  ghost(0, p.a, 1000, 5);
+  ghost(0, p.a, 1000, 6);
+  rig_run(SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 1);
+  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + LATENCY);
+  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + 2 * LATENCY);
+  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
 }
 
-TEST(test_reorder_lets_other_links_overtake) {
+OWN_RIG_TEST(test_reorder_lets_other_links_overtake) {
   mlfab_sim_options o = plain();
   o.reorder = 0.5;
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 1);
+  rig_make(&o, 0);
+  pair p = connect_pair(0, 1), q = connect_pair(0, 1);
   uint64_t order = 0, overtaken = 0;
   for (int i = 0; i < 20; i++) {
-    assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
-    assert_int_equal(send_ghost(r, 0, q.a, 1000, 1), 0);
+    ghost(0, p.a, 1000, 1);
+    ghost(0, q.a, 1000, 1);
   }
-  rig_run(r, 2 * SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 40);
+  rig_run(2 * SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 40);
   for (uint64_t i = 0; i < 40; i++) {
-    order += seen(r, 1, MLFAB_IO_FRAME, (int)i)->event.link == p.b;
+    order += seen(1, MLFAB_IO_FRAME, (int)i)->event.link == p.b;
     if (order > i / 2 + 2 || order + 2 < i / 2) overtaken++;
   }
   assert_true(overtaken > 0);
-  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 0);
-  rig_free(r);
+  assert_int_equal(times(1, MLFAB_IO_DOWN), 0);
 }
 
-TEST(test_partition_stalls_and_heals) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 2);
+RIG_TEST(test_partition_stalls_and_heals) {
+  pair p = connect_pair(0, 1), q = connect_pair(0, 2);
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
-  uint64_t start = now(r);
-  for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
-  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), 0);
-  assert_int_equal(send_ghost(r, 0, q.a, 1000, 1), 0);
+  uint64_t start = now();
+  ghosts(3, 0, p.a, 1000, 1);
+  ghost(1, p.b, 1000, 1);
+  ghost(0, q.a, 1000, 1);
   assert_int_equal(r->t->connect(r->self[1], "sim:0", 8), 0);
-  rig_run(r, 5 * SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME) + times(r, 0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 1);
-  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->event.token, 8);
-  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_TIMEOUT);
-  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + 3 * SECOND);
-  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
+  rig_run(5 * SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME) + times(0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(2, MLFAB_IO_FRAME), 1);
+  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->event.token, 8);
+  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_TIMEOUT);
+  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + 3 * SECOND);
+  assert_int_equal(times(0, MLFAB_IO_DOWN), 0);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 0, 0), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 3);
-  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 1);
+  rig_run(SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
+  assert_int_equal(times(0, MLFAB_IO_FRAME), 1);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 1, 1), MLFAB_ERR_ARGUMENT);
-  rig_free(r);
 }
 
-TEST(test_partition_while_connecting) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
+RIG_TEST(test_partition_while_connecting) {
   assert_int_equal(r->t->connect(r->self[0], "sim:1", 3), 0);
-  rig_run(r, LATENCY + 1000); /* 1 has accepted, 0 does not know yet */
+  rig_run(LATENCY + 1000); /* 1 has accepted, 0 does not know yet */
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
-  assert_int_equal(send_ghost(r, 1, seen(r, 1, MLFAB_IO_UP, 0)->event.link, 1000, 1), 0);
-  rig_run(r, SECOND);
+  ghost(1, seen(1, MLFAB_IO_UP, 0)->event.link, 1000, 1);
+  rig_run(SECOND);
   assert_int_equal(r->count[0], 0);
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
-  rig_run(r, SECOND);
+  rig_run(SECOND);
   assert_int_equal(r->log[0][0].event.kind, MLFAB_IO_UP);
   assert_int_equal(r->log[0][1].event.kind, MLFAB_IO_FRAME);
   /* If the partition does not heal in time, both ends report DOWN, the far one later. */
   assert_int_equal(r->t->connect(r->self[2], "sim:3", 3), 0);
-  rig_run(r, LATENCY + 1000);
+  rig_run(LATENCY + 1000);
   assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 1), 0);
-  rig_run(r, 4 * SECOND);
-  assert_int_equal(seen(r, 2, MLFAB_IO_DOWN, 0)->event.token, 3);
-  assert_int_equal(seen(r, 2, MLFAB_IO_DOWN, 0)->event.link, 0);
-  assert_int_equal(times(r, 3, MLFAB_IO_DOWN), 0);
+  rig_run(4 * SECOND);
+  assert_int_equal(seen(2, MLFAB_IO_DOWN, 0)->event.token, 3);
+  assert_int_equal(seen(2, MLFAB_IO_DOWN, 0)->event.link, 0);
+  assert_int_equal(times(3, MLFAB_IO_DOWN), 0);
   assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 0), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 3, MLFAB_IO_DOWN), 1);
-  rig_free(r);
+  rig_run(SECOND);
+  assert_int_equal(times(3, MLFAB_IO_DOWN), 1);
 }
 
-TEST(test_pause_keeps_what_comes) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+RIG_TEST(test_pause_keeps_what_comes) {
+  pair p = connect_pair(0, 1);
   assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
-  uint64_t start = now(r);
-  for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
-  rig_run(r, 2 * SECOND);
-  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 3);
-  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + SECOND);
-  rig_free(r);
+  uint64_t start = now();
+  ghosts(3, 0, p.a, 1000, 1);
+  rig_run(2 * SECOND);
+  assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
+  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + SECOND);
 }
 
 /* A stopped process is on a host that answers probes; a partitioned host, or one without its network card,
  * does not answer. */
-TEST(test_probes) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
+RIG_TEST(test_probes) {
+  pair p = connect_pair(0, 1);
   assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
   assert_int_equal(r->t->probe(r->self[0], p.a), 0);
   assert_int_equal(r->t->probe(r->self[1], p.b), 0);
@@ -816,46 +788,42 @@ TEST(test_probes) {
   assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE), 0);
   r->t->disconnect(r->self[1], p.b);
-  rig_run(r, SECOND);
+  rig_run(SECOND);
   assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
-  rig_free(r);
 }
 
 static int restarts;
 static void on_restart(void *user, uint32_t host) {
-  rig *r = user;
+  (void)user;
   restarts++;
   if (r->self[host]) r->t->close(r->self[host]);
   r->self[host] = endpoint(r->sim, host);
 }
 
-TEST(test_crash_and_restart) {
-  mlfab_sim_options o = plain();
-  rig *r = rig_make(&o);
-  pair p = connect_pair(r, 0, 1);
-  pair q = connect_pair(r, 2, 1);
+RIG_TEST(test_crash_and_restart) {
+  pair p = connect_pair(0, 1);
+  pair q = connect_pair(2, 1);
   restarts = 0;
-  assert_int_equal(mlfab_sim_on_crash(r->sim, 1, on_restart, r), 0);
+  assert_int_equal(mlfab_sim_on_crash(r->sim, 1, on_restart, NULL), 0);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 1), 0);
-  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), 0);
-  assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
-  uint64_t start = now(r);
+  ghost(1, p.b, 1000, 1);
+  ghost(0, p.a, 1000, 1);
+  uint64_t start = now();
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
   assert_int_equal(mlfab_sim_crash(r->sim, 1), MLFAB_ERR_STATE);
-  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), MLFAB_ERR_PEER_CLOSED);
-  assert_int_equal(send_ghost(r, 2, q.a, 1000, 7), 0); /* it does not know of the crash yet */
-  rig_run(r, 2 * SECOND);
+  assert_int_equal(send_ghost(1, p.b, 1000, 1), MLFAB_ERR_PEER_CLOSED);
+  ghost(2, q.a, 1000, 7); /* it does not know of the crash yet */
+  rig_run(2 * SECOND);
   assert_int_equal(restarts, 1);
-  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + LATENCY);
-  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 0);
-  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 0); /* partitioned: it learns nothing */
-  assert_int_equal(times(r, 2, MLFAB_IO_SENT), 1);
+  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + LATENCY);
+  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(1, MLFAB_IO_DOWN), 0);
+  assert_int_equal(times(2, MLFAB_IO_DOWN), 0); /* partitioned: it learns nothing */
+  assert_int_equal(times(2, MLFAB_IO_SENT), 1);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 0), 0);
-  rig_run(r, SECOND);
-  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 1);
-  connect_pair(r, 0, 1);
-  rig_free(r);
+  rig_run(SECOND);
+  assert_int_equal(times(2, MLFAB_IO_DOWN), 1);
+  connect_pair(0, 1);
 }
 
 /* Random traffic with all faults; returns a hash of the events. */
@@ -868,11 +836,11 @@ static uint64_t storm(uint64_t seed, int shared, int *downs_p, int *frames_p, in
   o.reorder = 0.05;
   o.partition = 0.5;
   o.crash = o.pause = o.slow = 0.05;
-  rig *r = rig_make_sharing(&o, shared);
+  rig_make(&o, shared);
   restarts = 0;
   *downs_p = *frames_p = 0;
   for (uint32_t i = 0; i < HOSTS; i++)
-    assert_int_equal(mlfab_sim_on_crash(r->sim, i, on_restart, r), 0);
+    assert_int_equal(mlfab_sim_on_crash(r->sim, i, on_restart, NULL), 0);
   for (int round = 0; round < 400; round++) {
     for (int i = 0; i < HOSTS; i++) {
       char address[32];
@@ -883,16 +851,16 @@ static uint64_t storm(uint64_t seed, int shared, int *downs_p, int *frames_p, in
         if (event->kind == MLFAB_IO_DOWN) ++*downs_p;
         if (event->kind == MLFAB_IO_FRAME) ++*frames_p;
         if (event->kind == MLFAB_IO_UP || event->kind == MLFAB_IO_FRAME)
-          send_ghost(r, i, event->link, HEAD + (uint32_t)(round * 37 % 999), 1);
+          send_ghost(i, event->link, HEAD + (uint32_t)(round * 37 % 999), 1);
       }
       r->count[i] = 0;
     }
     mlfab_sim_run(r->sim, 50 * MILLI);
-    rig_listen(r);
+    rig_listen(NULL);
   }
   assert_int_equal(mlfab_sim_trace_hash(r->sim, &hash), 0);
   *restarts_p = restarts;
-  rig_free(r);
+  rig_free();
   return hash;
 }
 
@@ -1047,7 +1015,7 @@ TEST(test_out_of_memory_at_every_step) {
     mlfab_env env = budget_env(&b);
     mlfab_sim_options o = plain();
     o.env = &env;
-    rig *r = calloc(1, sizeof *r);
+    r = calloc(1, sizeof *r);
     r->t = mlfab_transport_sim();
     if (mlfab_sim_create(&o, &r->sim) == 0) {
       mlfab_error error;
@@ -1062,17 +1030,17 @@ TEST(test_out_of_memory_at_every_step) {
         if (r->t->open(&options, &r->self[i], address)) r->self[i] = NULL;
       }
       if (r->self[0] && r->t->connect(r->self[0], "sim:1", 1) == 0) {
-        rig_run(r, 10 * MILLI);
-        const told *up = seen(r, 0, MLFAB_IO_UP, 0);
-        assert_true(up || seen(r, 0, MLFAB_IO_DOWN, 0));
+        rig_run(10 * MILLI);
+        const told *up = seen(0, MLFAB_IO_UP, 0);
+        assert_true(up || seen(0, MLFAB_IO_DOWN, 0));
         uint8_t head[HEAD] = {0}, bulk[5000] = {0};
         for (uint64_t i = 0; up && i < 8; i++)
           accepted += !r->t->send(r->self[0], up->event.link, head, HEAD, bulk,
                                   (uint32_t)(500 * (i + 1)), i % 3);
-        rig_run(r, SECOND);
-        if (up && times(r, 1, MLFAB_IO_FRAME) < accepted) {
-          assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_MEMORY);
-          assert_non_null(seen(r, 1, MLFAB_IO_DOWN, 0));
+        rig_run(SECOND);
+        if (up && times(1, MLFAB_IO_FRAME) < accepted) {
+          assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_MEMORY);
+          assert_non_null(seen(1, MLFAB_IO_DOWN, 0));
         }
       }
       for (int i = 0; i < 2; i++)

@@ -190,19 +190,58 @@ static uint32_t frame(uint8_t head[128], uint8_t protocol) {
   return MLFAB_HEADER_BYTES + header.meta_bytes;
 }
 
-/* Sends a small first frame. */
-static void greet(end *a, end *b) {
+/* Sends a small frame from an end, or from a plain socket. */
+static void beat(const end *e, uint32_t link) {
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  int before = b->frames;
-  assert_int_equal(tcp()->send(a->self, a->link, head, bytes, NULL, 0, 0), 0);
-  UNTIL(a, b, b->frames == before + 1);
-  b->frames = before;
+  assert_int_equal(tcp()->send(e->self, link, head, bytes, NULL, 0, 0), 0);
+}
+
+static void stranger_beats(int fd) {
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+}
+
+/* The head of a chunk, in `head`. */
+static void seal_chunk(uint8_t *head, const void *bulk, uint32_t bytes) {
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = bytes};
+  mlfab__wire_seal(head, &header, bulk);
+}
+
+/* A first frame. */
+static void greet(end *from, end *to) {
+  int before = to->frames;
+  beat(from, from->link);
+  UNTIL(from, to, to->frames == before + 1);
+  to->frames = before;
+}
+
+static end a, b; /* of the test that runs */
+
+static int one_end(void **state) {
+  (void)state;
+  return end_open(&a, "", "", 0);
+}
+
+static int two_ends(void **state) { return one_end(state) | end_open(&b, "", "", 0); }
+
+static int close_ends(void **state) {
+  (void)state;
+  end_close(&a);
+  end_close(&b);
+  return 0;
+}
+
+static void connect_ends(void) {
+  int before = a.ups;
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups > before);
 }
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-TEST(test_addresses) {
+TEST_WITH(test_addresses, one_end, close_ends) {
   static const char *const good[] = {"tcp:127.0.0.1:5", "tcp:[::1]:5",    "127.0.0.1:5",
                                      "[::1]:5",         "node7.local:80", "tcp:node7:65535",
                                      "unix:/tmp/x",     "unix:@x"};
@@ -213,60 +252,55 @@ TEST(test_addresses) {
       "shm:name",  "shm:name:5",  "sim:0",      "sim:5",          "mpi:5",       ":",
       "]:5",       "[:5",         "tcp:]:5",    "tcp:host:123456"};
   char longer[400];
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
   for (size_t i = 0; i < MLFAB__COUNT(good); i++)
-    if (!tcp()->reach(e.self, good[i])) fail_msg("%s", good[i]);
+    if (!tcp()->reach(a.self, good[i])) fail_msg("%s", good[i]);
   for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
     end other;
-    if (tcp()->reach(e.self, bad[i])) fail_msg("%s", bad[i]);
-    assert_int_equal(tcp()->connect(e.self, bad[i], 1), MLFAB_ERR_ADDRESS);
+    if (tcp()->reach(a.self, bad[i])) fail_msg("%s", bad[i]);
+    assert_int_equal(tcp()->connect(a.self, bad[i], 1), MLFAB_ERR_ADDRESS);
     if (!bad[i][0]) continue;
     assert_int_equal(end_open(&other, bad[i], "", 1), MLFAB_ERR_ADDRESS);
     assert_non_null(strstr(other.error.text, bad[i]));
   }
-  assert_int_equal(tcp()->reach(e.self, "tcp:host:0"), 0);
+  assert_int_equal(tcp()->reach(a.self, "tcp:host:0"), 0);
   memset(longer, 'x', sizeof longer);
   longer[sizeof longer - 1] = 0;
   memcpy(longer, "unix:/", 6);
-  assert_int_equal(tcp()->reach(e.self, longer), 0);
+  assert_int_equal(tcp()->reach(a.self, longer), 0);
   memcpy(longer, "tcp:xx", 6);
   memcpy(longer + 390, ":5", 3);
-  assert_int_equal(tcp()->reach(e.self, longer), 0);
-  end_poll(&e);
-  assert_int_equal(e.downs, 0);
-  end_close(&e);
+  assert_int_equal(tcp()->reach(a.self, longer), 0);
+  end_poll(&a);
+  assert_int_equal(a.downs, 0);
 }
 
 TEST(test_listen) {
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
-  assert_true(port_of(e.address) > 0);
-  end_close(&e);
-  assert_int_equal(end_open(&e, "127.0.0.1:0", "", 0), 0);
-  assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
-  end_close(&e);
-  assert_int_equal(end_open(&e, NULL, NULL, 0), 0);
-  end_close(&e);
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(strncmp(a.address, "tcp:127.0.0.1:", 14), 0);
+  assert_true(port_of(a.address) > 0);
+  end_close(&a);
+  assert_int_equal(end_open(&a, "127.0.0.1:0", "", 0), 0);
+  assert_int_equal(strncmp(a.address, "tcp:127.0.0.1:", 14), 0);
+  end_close(&a);
+  assert_int_equal(end_open(&a, NULL, NULL, 0), 0);
+  end_close(&a);
   /* A label of more than 63 letters is refused without a query. */
   const char *nowhere =
       "tcp:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.invalid:5";
-  assert_int_equal(end_open(&e, nowhere, "", 1), MLFAB_ERR_ADDRESS);
-  assert_non_null(strstr(e.error.text, nowhere));
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  assert_int_equal(tcp()->connect(e.self, nowhere, 1), 0);
-  UNTIL(&e, &e, e.downs == 1);
-  assert_int_equal(e.code, MLFAB_ERR_ADDRESS);
-  assert_non_null(strstr(e.text, nowhere));
-  end_close(&e);
-  assert_int_equal(end_open(&e, "tcp:203.0.113.7:0", "", 1), MLFAB_ERR_ADDRESS);
-  assert_non_null(strstr(e.error.text, "tcp:203.0.113.7:0"));
+  assert_int_equal(end_open(&a, nowhere, "", 1), MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(a.error.text, nowhere));
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(tcp()->connect(a.self, nowhere, 1), 0);
+  UNTIL(&a, &a, a.downs == 1);
+  assert_int_equal(a.code, MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(a.text, nowhere));
+  end_close(&a);
+  assert_int_equal(end_open(&a, "tcp:203.0.113.7:0", "", 1), MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(a.error.text, "tcp:203.0.113.7:0"));
 }
 
 /* A name may have several addresses; it is enough that one of them accepts. */
-TEST(test_names) {
-  end a, b;
+TEST_WITH(test_names, NULL, close_ends) {
   char address[64];
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "tcp:localhost:0", "", 0), 0);
@@ -277,8 +311,6 @@ TEST(test_names) {
   assert_int_equal(tcp()->connect(a.self, address, 3), 0);
   UNTIL(&a, &b, a.ups || a.downs);
   assert_int_equal(a.ups, 1);
-  end_close(&a);
-  end_close(&b);
 }
 
 TEST(test_insecure) {
@@ -313,7 +345,6 @@ TEST(test_insecure) {
 TEST(test_closed) {
   static const char *const refused[] = {"tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:localhost:0",
                                         "tcp:0.0.0.0:0", "127.0.0.1:0"};
-  end a, b;
   unkeyed = 1;
   for (size_t i = 0; i < MLFAB__COUNT(refused); i++) {
     assert_int_equal(end_open(&a, refused[i], "", 0), MLFAB_ERR_INSECURE);
@@ -336,7 +367,6 @@ TEST(test_closed) {
 TEST(test_interfaces) {
   char lo[IFNAMSIZ] = "", name[64];
   struct ifaddrs *list = NULL;
-  end e;
   assert_int_equal(getifaddrs(&list), 0);
   for (const struct ifaddrs *i = list; i; i = i->ifa_next)
     if (i->ifa_flags & IFF_LOOPBACK) snprintf(lo, sizeof lo, "%s", i->ifa_name);
@@ -346,19 +376,19 @@ TEST(test_interfaces) {
   static const char *const miss[] = {"=%.1s", "nothing", "=x%s", "=%sx"};
   for (size_t i = 0; i < MLFAB__COUNT(fit); i++) {
     snprintf(name, sizeof name, fit[i], lo);
-    assert_int_equal(end_open(&e, "", name, 1), 0);
-    assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
-    end_close(&e);
+    assert_int_equal(end_open(&a, "", name, 1), 0);
+    assert_int_equal(strncmp(a.address, "tcp:127.0.0.1:", 14), 0);
+    end_close(&a);
   }
   for (size_t i = 0; i < MLFAB__COUNT(miss); i++) {
     snprintf(name, sizeof name, miss[i], lo);
-    assert_int_equal(end_open(&e, "", name, 1), MLFAB_ERR_ADDRESS);
-    assert_non_null(strstr(e.error.text, name));
-    assert_int_equal(end_open(&e, "", name, 0), 0); /* loopback needs no interface */
-    end_close(&e);
+    assert_int_equal(end_open(&a, "", name, 1), MLFAB_ERR_ADDRESS);
+    assert_non_null(strstr(a.error.text, name));
+    assert_int_equal(end_open(&a, "", name, 0), 0); /* loopback needs no interface */
+    end_close(&a);
   }
   /* Excludes every first letter: no interface is left. */
-  assert_int_equal(end_open(&e, "",
+  assert_int_equal(end_open(&a, "",
                             "^a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q,r,s,t,u,v,w,x,y,z,A,B,C,D,E,F,G,H,"
                             "I,J,K,L,M,N,O,P,Q,R,S,T,U,V,W,X,Y,Z",
                             1),
@@ -367,8 +397,7 @@ TEST(test_interfaces) {
 
 /* --- addresses in use ------------------------------------------------------------------------- */
 
-TEST(test_in_use) {
-  end a, b;
+TEST_WITH(test_in_use, NULL, close_ends) {
   char address[256];
   assert_int_equal(end_open(&a, "", "", 0), 0);
   memcpy(address, a.address, sizeof address);
@@ -376,14 +405,12 @@ TEST(test_in_use) {
   assert_non_null(strstr(b.error.text, address));
   end_close(&a);
   assert_int_equal(end_open(&b, address, "", 0), 0);
-  end_close(&b);
 }
 
-TEST(test_unix_path) {
+TEST_WITH(test_unix_path, NULL, close_ends) {
   struct sockaddr_un local = {.sun_family = AF_UNIX};
   struct stat info;
   char address[100];
-  end a, b;
   snprintf(local.sun_path, sizeof local.sun_path, "/tmp/mlfab-test-%ld.sock", (long)getpid());
   snprintf(address, sizeof address, "unix:%.90s", local.sun_path);
   /* A socket file left by a dead process. */
@@ -413,18 +440,14 @@ TEST(test_unix_path) {
   if (file) fclose(file);
   end_close(&b);
   assert_int_not_equal(stat(local.sun_path, &info), 0);
-  end_close(&a);
 }
 
 /* --- strangers -------------------------------------------------------------------------------- */
 
 /* Connections that send nothing, or a little from time to time, neither pile up nor keep others out. */
-TEST(test_slow_strangers) {
+TEST_WITH(test_slow_strangers, two_ends, close_ends) {
   enum { MANY = 200 };
   int fds[MANY];
-  end a, b;
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) {
     fds[i] = stranger(&b);
     if (i % 2) assert_int_equal(send(fds[i], "M", 1, MSG_NOSIGNAL), 1);
@@ -433,41 +456,31 @@ TEST(test_slow_strangers) {
   UNTIL(&b, &b, b.refused == MANY - 64);
   assert_int_equal(b.code, MLFAB_ERR_LIMIT);
   assert_non_null(strstr(b.text, "tcp:127.0.0.1:"));
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-  UNTIL(&a, &b, a.ups);
-  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  connect_ends();
+  beat(&a, a.link);
   UNTIL(&a, &b, b.ups && b.frames);
   for (int i = 0; i < MANY; i++) close(fds[i]);
   for (int i = 0; i < MANY; i++) fds[i] = stranger(&b);
   UNTIL(&b, &b, b.refused >= MANY + MANY - 64);
-  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  beat(&a, a.link);
   UNTIL(&a, &b, b.frames == 2); /* a peer that has sent a frame is no stranger */
   assert_int_equal(b.downs, 0);
   for (int i = 0; i < MANY; i++) close(fds[i]);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* A job of many workers starts: all have connected and introduced themselves before this node polls for the
  * first time. None is refused for the wait. */
-TEST(test_many_call_at_once) {
+TEST_WITH(test_many_call_at_once, one_end, close_ends) {
   enum { MANY = 300 };
   static int fds[MANY];
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) {
-    fds[i] = stranger(&e);
-    assert_int_equal(send(fds[i], head, bytes, MSG_NOSIGNAL), bytes);
+    fds[i] = stranger(&a);
+    stranger_beats(fds[i]);
   }
-  UNTIL(&e, &e, e.frames + e.refused >= MANY);
-  assert_int_equal(e.refused, 0);
-  assert_int_equal(e.ups, MANY);
+  UNTIL(&a, &a, a.frames + a.refused >= MANY);
+  assert_int_equal(a.refused, 0);
+  assert_int_equal(a.ups, MANY);
   for (int i = 0; i < MANY; i++) close(fds[i]);
-  end_close(&e);
 }
 
 /* A header alone, which announces a bulk of `bulk` bytes. */
@@ -484,7 +497,7 @@ TEST(test_headers) {
   enum { PART = 20, BULK = PART + 2 * MLFAB_HEADER_BYTES };
   for (int keyed = 0; keyed < 2; keyed++) {
     uint8_t head[128], other[MLFAB_HEADER_BYTES] = "MLFB\x09 and no header";
-    uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+    (void)frame(head, MLFAB_PROTOCOL);
     end e;
     unkeyed = !keyed;
     assert_int_equal(end_open(&e, "tcp:127.0.0.1:0", "", 1), 0);
@@ -494,7 +507,7 @@ TEST(test_headers) {
       ssize_t bytes;
       int midst; /* reported so far */
     } pieces[] = {{head, PART, 0}, {head, MLFAB_HEADER_BYTES, keyed}};
-    assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+    stranger_beats(fd);
     UNTIL(&e, &e, e.frames == 1);
     announce(fd, MLFAB__CHUNK, BULK);
     UNTIL(&e, &e, tcp()->probe(e.self, e.link) == 1); /* it has come */
@@ -516,50 +529,45 @@ TEST(test_headers) {
 }
 
 /* Before admission no large frame is accepted: neither as the first frame nor after a JOIN. */
-TEST(test_little_before_admission) {
+TEST_WITH(test_little_before_admission, one_end, close_ends) {
   enum { MANY = 40 };
   uint8_t head[MLFAB_HEADER_BYTES + 2048];
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__JOIN};
   mlfab__join join;
   int fds[MANY];
-  end e;
   memset(&join, 0, sizeof join);
   memset(join.addresses, 'x', sizeof join.addresses - 1); /* the longest possible */
   header.meta_bytes = mlfab__encode_join(head + MLFAB_HEADER_BYTES, &join);
   mlfab__wire_seal(head, &header, NULL);
-  assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) {
-    fds[i] = stranger(&e);
+    fds[i] = stranger(&a);
     announce(fds[i], MLFAB__PUSH, MLFAB_BULK_MAX);
   }
-  UNTIL(&e, &e, e.refused == MANY);
-  assert_int_equal(e.code, MLFAB_ERR_LIMIT);
+  UNTIL(&a, &a, a.refused == MANY);
+  assert_int_equal(a.code, MLFAB_ERR_LIMIT);
   for (int i = 0; i < MANY; i++) {
     ssize_t bytes = (ssize_t)(MLFAB_HEADER_BYTES + header.meta_bytes);
     close(fds[i]);
-    fds[i] = stranger(&e);
+    fds[i] = stranger(&a);
     assert_int_equal(send(fds[i], head, (size_t)bytes, MSG_NOSIGNAL), bytes);
   }
-  UNTIL(&e, &e, e.ups == MANY && e.frames == MANY);
+  UNTIL(&a, &a, a.ups == MANY && a.frames == MANY);
   for (int i = 0; i < MANY; i++) announce(fds[i], MLFAB__PUSH, MLFAB_BULK_MAX);
-  UNTIL(&e, &e, e.downs == MANY);
-  assert_int_equal(e.code, MLFAB_ERR_LIMIT);
-  assert_true(e.bytes < 4 << 20);
+  UNTIL(&a, &a, a.downs == MANY);
+  assert_int_equal(a.code, MLFAB_ERR_LIMIT);
+  assert_true(a.bytes < 4 << 20);
   for (int i = 0; i < MANY; i++) close(fds[i]);
-  end_close(&e);
 }
 
 /* The process has no descriptor left: a connection that waits for admission is closed for a newer caller. */
-TEST(test_descriptors_for_newcomers) {
+TEST_WITH(test_descriptors_for_newcomers, one_end, close_ends) {
   enum { MANY = 10, MOST = 4096 };
   static int taken[MOST];
   int fds[MANY], n = 0;
   struct rlimit before, few;
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  for (int i = 0; i < MANY; i++) fds[i] = stranger(&e);
+  for (int i = 0; i < MANY; i++) fds[i] = stranger(&a);
   for (int i = 0; i < 200; i++) {
-    end_poll(&e);
+    end_poll(&a);
     usleep(100);
   }
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -569,65 +577,53 @@ TEST(test_descriptors_for_newcomers) {
   while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
   assert_int_equal(errno, EMFILE);
   close(taken[--n]);
-  int fd = stranger(&e);
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
-  UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
-  assert_int_equal(e.refused, 1);
+  int fd = stranger(&a);
+  stranger_beats(fd);
+  UNTIL(&a, &a, a.ups == 1 && a.frames == 1);
+  assert_int_equal(a.refused, 1);
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
   while (n > 0) close(taken[--n]);
   for (int i = 0; i < MANY; i++) close(fds[i]);
   close(fd);
-  end_close(&e);
 }
 
-TEST(test_protocol) {
+TEST_WITH(test_protocol, one_end, close_ends) {
   static const struct {
     uint8_t protocol;
     int code;
     const char *word;
   } cases[] = {{MLFAB_PROTOCOL - 1, MLFAB_ERR_PROTOCOL_OLDER, "older"},
                {MLFAB_PROTOCOL + 1, MLFAB_ERR_PROTOCOL_NEWER, "newer"}};
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < 2; i++) {
-    uint8_t head[128], right[128];
+    uint8_t head[128];
     uint32_t bytes = frame(head, cases[i].protocol);
-    (void)frame(right, MLFAB_PROTOCOL);
-    int fd = stranger(&e);
+    int fd = stranger(&a);
     assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
-    UNTIL(&e, &e, e.refused == i + 1);
-    assert_int_equal(e.code, cases[i].code);
-    assert_non_null(strstr(e.text, cases[i].word));
-    assert_non_null(strstr(e.text, "tcp:127.0.0.1:"));
-    assert_int_equal(e.ups, i);
+    UNTIL(&a, &a, a.refused == i + 1);
+    assert_int_equal(a.code, cases[i].code);
+    assert_non_null(strstr(a.text, cases[i].word));
+    assert_non_null(strstr(a.text, "tcp:127.0.0.1:"));
+    assert_int_equal(a.ups, i);
     close(fd);
-    fd = stranger(&e);
-    assert_int_equal(send(fd, right, bytes, MSG_NOSIGNAL), bytes);
+    fd = stranger(&a);
+    stranger_beats(fd);
     assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
-    UNTIL(&e, &e, e.downs == i + 1);
-    assert_int_equal(e.frames, i + 1);
-    assert_int_equal(e.code, cases[i].code);
+    UNTIL(&a, &a, a.downs == i + 1);
+    assert_int_equal(a.frames, i + 1);
+    assert_int_equal(a.code, cases[i].code);
     close(fd);
   }
-  end_close(&e);
 }
 
 /* Frames accepted before disconnect are copied and written later if the socket is full. */
-TEST(test_linger) {
+TEST_WITH(test_linger, two_ends, close_ends) {
   static uint8_t bulk[MLFAB_BULK_MAX];
   uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   mlfab__header header = {
       .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
   header.flags = MLFAB__WIRE_BULK_CRC;
-  end a, b;
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
-  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-  UNTIL(&a, &b, a.ups);
-  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  connect_ends();
+  beat(&a, a.link);
   UNTIL(&a, &b, b.ups);
   memset(bulk, 7, sizeof bulk);
   mlfab__wire_seal(head, &header, bulk);
@@ -638,40 +634,28 @@ TEST(test_linger) {
   UNTIL(&a, &b, b.downs);
   assert_int_equal(b.frames, sent);
   assert_int_equal(b.code, MLFAB_ERR_PEER_CLOSED);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-TEST(test_idle_links) {
+TEST_WITH(test_idle_links, two_ends, close_ends) {
   enum { MANY = 200 };
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  end a, b;
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
   for (int i = 1; i <= MANY; i++) {
-    assert_int_equal(tcp()->connect(a.self, b.address, (uint64_t)i), 0);
-    UNTIL(&a, &b, a.ups == i);
-    assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+    connect_ends();
+    beat(&a, a.link);
     UNTIL(&a, &b, b.ups == i && b.frames == i);
   }
   assert_true(a.bytes < MANY * 8192 + 300000);
   assert_true(b.bytes < MANY * 8192 + 300000);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* One detach returns all bulks sent with a token, because the chunks of an update share one. The receiver
  * gets the bytes as they were sent, whatever the sender writes there afterwards. */
-TEST(test_detach_all) {
+TEST_WITH(test_detach_all, NULL, close_ends) {
   enum { CHUNKS = 64, BYTES = 262144 };
-  end a, b;
   assert_int_equal(end_open(&a, "tcp:127.0.0.1:0", "", 0), 0);
   assert_int_equal(end_open(&b, "tcp:127.0.0.1:0", "", 0), 0);
-  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-  UNTIL(&a, &b, a.ups == 1);
+  connect_ends();
   greet(&a, &b);
   uint8_t *bulk = malloc(BYTES), head[128];
   int sent = 0, came = 0, wrong = 0;
@@ -701,99 +685,81 @@ TEST(test_detach_all) {
   assert_true(sent > 2);
   assert_int_equal(wrong, 0);
   free(bulk);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* The process has no descriptor left when a peer connects, and frees some later: then the peer is admitted,
  * although no link of this transport was closed. */
-TEST(test_no_descriptors) {
+TEST_WITH(test_no_descriptors, one_end, close_ends) {
   struct rlimit before, few;
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   int taken[256], n = 0;
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  e.now_ns = 5;
-  int fd = stranger(&e);
+  a.now_ns = 5;
+  int fd = stranger(&a);
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
   few = before;
   few.rlim_cur = (rlim_t)fd + 100;
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
   while (n < 256 && (taken[n] = dup(fd)) >= 0) n++;
   assert_true(n < 256);
-  assert_int_equal(send(fd, head, bytes, 0), bytes);
-  for (int i = 0; i < 100 && !e.logged[0]; i++) end_poll(&e), usleep(1000);
-  assert_non_null(strstr(e.logged, strerror(EMFILE)));
-  e.logged[0] = 0;
-  for (int i = 0; i < 30; i++) e.now_ns += 100000000, end_poll(&e);
-  assert_int_equal(e.logged[0], 0); /* logged once */
+  stranger_beats(fd);
+  for (int i = 0; i < 100 && !a.logged[0]; i++) end_poll(&a), usleep(1000);
+  assert_non_null(strstr(a.logged, strerror(EMFILE)));
+  a.logged[0] = 0;
+  for (int i = 0; i < 30; i++) a.now_ns += 100000000, end_poll(&a);
+  assert_int_equal(a.logged[0], 0); /* logged once */
   while (n > 0) close(taken[--n]);
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-  end_poll(&e);
-  assert_int_equal(e.ups, 0);               /* not before its time */
-  tcp()->wait(e.self, 10ull * 1000000000u); /* returns early, to look again */
-  e.now_ns += 100000000;
-  UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
-  end_close(&e);
+  end_poll(&a);
+  assert_int_equal(a.ups, 0);               /* not before its time */
+  tcp()->wait(a.self, 10ull * 1000000000u); /* returns early, to look again */
+  a.now_ns += 100000000;
+  UNTIL(&a, &a, a.ups == 1 && a.frames == 1);
   close(fd);
 }
 
 #if defined(__linux__)
 /* A peer that has sent a good frame, so that a link of `e` is up; fd_p: its socket. */
 static uint32_t raw_peer(end *e, int *fd_p) {
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   int ups = e->ups;
   *fd_p = stranger(e);
-  assert_int_equal(send(*fd_p, head, bytes, 0), bytes);
+  stranger_beats(*fd_p);
   UNTIL(e, e, e->ups > ups);
   return e->link;
-}
-
-static void beat(const end *e, uint32_t link) {
-  uint8_t head[128];
-  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
-  assert_int_equal(tcp()->send(e->self, link, head, bytes, NULL, 0, 0), 0);
 }
 
 /* A process that does not read, so that its window is closed, is on a host that answers: its connection
  * stays up for any time. A host that accepts no packet (a filter drops them before TCP) does not answer,
  * until the filter is removed. */
-TEST(test_probe) {
+TEST_WITH(test_probe, one_end, close_ends) {
   struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   struct sock_fprog drop = {1, nothing};
   static uint8_t bulk[MLFAB_BULK_MAX];
   uint8_t head[MLFAB_HEADER_BYTES];
   mlfab__header header = {.type = MLFAB__HEARTBEAT, .bulk_bytes = MLFAB_BULK_MAX};
   int idle, full, gone, status;
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  uint32_t to_idle = raw_peer(&e, &idle), to_full = raw_peer(&e, &full);
-  uint32_t to_gone = raw_peer(&e, &gone);
+  uint32_t to_idle = raw_peer(&a, &idle), to_full = raw_peer(&a, &full);
+  uint32_t to_gone = raw_peer(&a, &gone);
   mlfab__wire_seal(head, &header, NULL);
-  while ((status = tcp()->send(e.self, to_full, head, sizeof head, bulk, sizeof bulk, 1)) == 0)
-    end_poll(&e);
+  while ((status = tcp()->send(a.self, to_full, head, sizeof head, bulk, sizeof bulk, 1)) == 0)
+    end_poll(&a);
   assert_int_equal(status, MLFAB_ERR_AGAIN);
   assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof drop), 0);
-  beat(&e, to_idle);
-  beat(&e, to_gone);
+  beat(&a, to_idle);
+  beat(&a, to_gone);
   /* At first the probe succeeds; then answers are missing. */
-  assert_int_equal(tcp()->probe(e.self, to_gone), 0);
-  UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == MLFAB_ERR_AGAIN);
+  assert_int_equal(tcp()->probe(a.self, to_gone), 0);
+  UNTIL(&a, &a, tcp()->probe(a.self, to_gone) == MLFAB_ERR_AGAIN);
   assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_DETACH_FILTER, &drop, sizeof drop), 0);
-  UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == 0);
+  UNTIL(&a, &a, tcp()->probe(a.self, to_gone) == 0);
   for (int i = 0, answered = 0; i < 35 || answered < 10; i++) {
-    answered += tcp()->probe(e.self, to_full) == 0; /* not while the kernel probes its window */
-    assert_int_equal(tcp()->probe(e.self, to_idle), 0);
-    end_poll(&e);
+    answered += tcp()->probe(a.self, to_full) == 0; /* not while the kernel probes its window */
+    assert_int_equal(tcp()->probe(a.self, to_idle), 0);
+    end_poll(&a);
     usleep(100000);
   }
-  assert_int_equal(e.downs, 0);
+  assert_int_equal(a.downs, 0);
   close(idle);
-  UNTIL(&e, &e, e.downs == 1);
-  assert_int_equal(tcp()->probe(e.self, to_idle), MLFAB_ERR_AGAIN);
-  end_close(&e);
+  UNTIL(&a, &a, a.downs == 1);
+  assert_int_equal(tcp()->probe(a.self, to_idle), MLFAB_ERR_AGAIN);
   close(full);
   close(gone);
 }
@@ -805,12 +771,11 @@ TEST(test_probe_of_a_child) {
   char address[64];
   int told[2], tell[2];
   pid_t heir = 0;
-  end e;
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   int n = snprintf(address, sizeof address, "unix:@mlfab-probe-%ld", (long)getpid());
   memcpy(to.sun_path + 1, address + 6, (size_t)n - 6);
   assert_int_equal(pipe(told) | pipe(tell), 0);
-  assert_int_equal(end_open(&e, address, "", 0), 0);
+  assert_int_equal(end_open(&a, address, "", 0), 0);
   pid_t child = fork();
   if (child == 0) {
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -822,15 +787,15 @@ TEST(test_probe_of_a_child) {
     if (write(told[1], &mine, sizeof mine) < 0 || read(tell[0], head, 1) != 1) _exit(1);
     _exit(0);
   }
-  UNTIL(&e, &e, e.ups);
+  UNTIL(&a, &a, a.ups);
   assert_int_equal(read(told[0], &heir, sizeof heir), sizeof heir);
-  assert_int_equal(tcp()->probe(e.self, e.link), 0);
+  assert_int_equal(tcp()->probe(a.self, a.link), 0);
   assert_int_equal(write(tell[1], "x", 1), 1);
   assert_int_equal(waitpid(child, NULL, 0), child);
-  assert_int_equal(tcp()->probe(e.self, e.link), MLFAB_ERR_AGAIN);
+  assert_int_equal(tcp()->probe(a.self, a.link), MLFAB_ERR_AGAIN);
   assert_int_equal(kill(heir, SIGKILL), 0);
-  UNTIL(&e, &e, e.downs);
-  end_close(&e);
+  UNTIL(&a, &a, a.downs);
+  end_close(&a);
   for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
 }
 #else
@@ -845,7 +810,6 @@ TEST(test_out_of_memory) {
   static uint8_t bulk[100000];
   mlfab__header header = {
       .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
-  end a, b;
   mlfab__wire_seal(head, &header, bulk);
   first_bytes = frame(first, MLFAB_PROTOCOL);
   for (int k = 0, clean = 0; !clean; k++) {
@@ -906,28 +870,25 @@ static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
 
 /* A peer that has sent half a frame has more to send, so the rate of arrival is then the network's. The
  * test provides the transport's clock, so that rates are exact. */
-TEST(test_measure_in) {
+TEST_WITH(test_measure_in, one_end, close_ends) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
   uint8_t small[128];
   uint32_t smallest = frame(small, MLFAB_PROTOCOL);
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
   mlfab_measure m;
-  end e;
-  mlfab__wire_seal(bytes, &header, bytes + HEAD);
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  int fd = stranger(&e);
-  e.now_ns = 5 * SLICE;
-  write_all(&e, fd, small, smallest);
-  assert_int_equal(e.frames, 1);
-  assert_int_equal(measure(&e, 0, &m), 0); /* start of the window */
-  assert_int_equal(measure(&e, 0, &m), 0); /* no time has passed */
+  seal_chunk(bytes, bytes + HEAD, BULK);
+  int fd = stranger(&a);
+  a.now_ns = 5 * SLICE;
+  write_all(&a, fd, small, smallest);
+  assert_int_equal(a.frames, 1);
+  assert_int_equal(measure(&a, 0, &m), 0); /* start of the window */
+  assert_int_equal(measure(&a, 0, &m), 0); /* no time has passed */
   /* Small frames with pauses: it is unknown whether the peer has more. */
   for (int i = 0; i < 10; i++) {
-    e.now_ns += SLICE;
-    write_all(&e, fd, small, smallest);
+    a.now_ns += SLICE;
+    write_all(&a, fd, small, smallest);
   }
-  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.elapsed_ns, 10 * SLICE);
   assert_int_equal(m.bytes_in, 10 * smallest);
   assert_int_equal(m.bytes_out, 0);
@@ -935,108 +896,93 @@ TEST(test_measure_in) {
   assert_int_equal(m.limited_in, 1);
   assert_int_equal(m.limited_out, 1);
   /* A large one in slices: idle for 100 ms, then its beginning, then 400 KB in 200 ms. */
-  e.now_ns += 10 * SLICE;
-  write_all(&e, fd, bytes, HEAD + 20000);
+  a.now_ns += 10 * SLICE;
+  write_all(&a, fd, bytes, HEAD + 20000);
   for (int i = 0; i < 20; i++) {
-    e.now_ns += SLICE;
-    write_all(&e, fd, bytes + HEAD + 20000 + i * 20000, 20000);
+    a.now_ns += SLICE;
+    write_all(&a, fd, bytes + HEAD + 20000 + i * 20000, 20000);
   }
-  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.bytes_in, HEAD + 420000);
   assert_true(m.delivery_in > 1.99e6 && m.delivery_in < 2.01e6);
   assert_int_equal(m.limited_in, 1);
   /* Only this frame during the whole next window. */
   for (int i = 0; i < 20; i++) {
-    e.now_ns += SLICE;
-    write_all(&e, fd, bytes + HEAD + 420000 + i * 10000, 10000);
+    a.now_ns += SLICE;
+    write_all(&a, fd, bytes + HEAD + 420000 + i * 10000, 10000);
   }
-  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.bytes_in, 200000);
   assert_int_equal(m.limited_in, 0);
   assert_true(m.delivery_in > 0.99e6 && m.delivery_in < 1.01e6);
   /* The peer stops in the middle: that says nothing about the network. */
-  assert_int_equal(measure(&e, 30 * SLICE, &m), 1);
+  assert_int_equal(measure(&a, 30 * SLICE, &m), 1);
   assert_int_equal(m.bytes_in, 0);
   assert_int_equal(m.limited_in, 1);
   assert_true(m.delivery_in == 0);
-  write_all(&e, fd, bytes + HEAD + 620000, 380000);
-  assert_int_equal(e.frames, 12);
+  write_all(&a, fd, bytes + HEAD + 620000, 380000);
+  assert_int_equal(a.frames, 12);
   close(fd);
-  end_close(&e);
 }
 
 /* A link for whose window there was no memory is measured later. */
-TEST(test_measure_without_memory) {
+TEST_WITH(test_measure_without_memory, one_end, close_ends) {
   uint8_t small[128];
   uint32_t smallest = frame(small, MLFAB_PROTOCOL);
   mlfab_measure m;
-  end e;
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  int all = e.allocations_left, fd = stranger(&e);
-  write_all(&e, fd, small, smallest);
-  e.allocations_left = 1; /* for the meter */
-  assert_int_equal(measure(&e, SLICE, &m), 0);
-  write_all(&e, fd, small, smallest);
-  assert_int_equal(measure(&e, SLICE, &m), 1);
+  int all = a.allocations_left, fd = stranger(&a);
+  write_all(&a, fd, small, smallest);
+  a.allocations_left = 1; /* for the meter */
+  assert_int_equal(measure(&a, SLICE, &m), 0);
+  write_all(&a, fd, small, smallest);
+  assert_int_equal(measure(&a, SLICE, &m), 1);
   assert_int_equal(m.bytes_in, 0);
-  e.allocations_left = all;
-  assert_int_equal(measure(&e, SLICE, &m), 1);
-  write_all(&e, fd, small, smallest);
-  assert_int_equal(measure(&e, SLICE, &m), 1);
+  a.allocations_left = all;
+  assert_int_equal(measure(&a, SLICE, &m), 1);
+  write_all(&a, fd, small, smallest);
+  assert_int_equal(measure(&a, SLICE, &m), 1);
   assert_int_equal(m.bytes_in, smallest);
-  assert_int_equal(e.frames, 3);
+  assert_int_equal(a.frames, 3);
   close(fd);
-  end_close(&e);
 }
 
 /* Two peers: all bytes count while one of them is known to have more. */
-TEST(test_measure_two) {
+TEST_WITH(test_measure_two, one_end, close_ends) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
   uint8_t small[128];
   uint32_t smallest = frame(small, MLFAB_PROTOCOL);
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
   mlfab_measure m;
   int fds[2];
-  end e;
-  mlfab__wire_seal(bytes, &header, bytes + HEAD);
-  assert_int_equal(end_open(&e, "", "", 0), 0);
-  e.now_ns = SLICE;
+  seal_chunk(bytes, bytes + HEAD, BULK);
+  a.now_ns = SLICE;
   for (int i = 0; i < 2; i++) {
-    fds[i] = stranger(&e);
-    write_all(&e, fds[i], small, smallest);
+    fds[i] = stranger(&a);
+    write_all(&a, fds[i], small, smallest);
   }
-  assert_int_equal(measure(&e, 0, &m), 0);
-  for (int i = 0; i < 2; i++) write_all(&e, fds[i], bytes, HEAD + 20000);
+  assert_int_equal(measure(&a, 0, &m), 0);
+  for (int i = 0; i < 2; i++) write_all(&a, fds[i], bytes, HEAD + 20000);
   for (int i = 0; i < 20; i++) {
-    e.now_ns += SLICE;
-    write_all(&e, fds[0], bytes + HEAD + 20000 + i * 40000, 40000);
-    write_all(&e, fds[1], bytes + HEAD + 20000 + i * 10000, 10000);
+    a.now_ns += SLICE;
+    write_all(&a, fds[0], bytes + HEAD + 20000 + i * 40000, 40000);
+    write_all(&a, fds[1], bytes + HEAD + 20000 + i * 10000, 10000);
   }
-  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.bytes_in, 2 * (HEAD + 20000) + 1000000);
   assert_true(m.delivery_in > 4.9e6 && m.delivery_in < 5.2e6);
   assert_int_equal(m.limited_in, 0);
   for (int i = 0; i < 2; i++) close(fds[i]);
-  end_close(&e);
 }
 
 /* A full socket shows that there was more to send; but if nothing moves, the peer may have stopped. */
-TEST(test_measure_out) {
+TEST_WITH(test_measure_out, two_ends, close_ends) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
-  uint8_t small[128];
-  uint32_t smallest = frame(small, MLFAB_PROTOCOL);
   mlfab_measure m, n;
-  end a, b;
-  mlfab__wire_seal(head, &header, bulk);
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
+  seal_chunk(head, bulk, BULK);
   a.now_ns = b.now_ns = SLICE;
-  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-  UNTIL(&a, &b, a.ups);
-  assert_int_equal(tcp()->send(a.self, a.link, small, smallest, NULL, 0, 0), 0);
+  connect_ends();
+  beat(&a, a.link);
   UNTIL(&a, &b, b.frames == 1);
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &n), 0);
@@ -1063,24 +1009,18 @@ TEST(test_measure_out) {
   assert_int_equal(measure(&b, 100 * SLICE, &n), 1);
   assert_int_equal(out + m.bytes_out, (uint64_t)sent * (HEAD + BULK)); /* every byte once */
   assert_int_equal(n.bytes_in, (uint64_t)sent * (HEAD + BULK));
-  end_close(&a);
-  end_close(&b);
 }
 
 #if defined(__linux__)
 /* TCP_INFO of two sending links: their rates are added while both have bytes in flight and more to send. No
  * rate follows when the application or the reader limited the link, or when there was too little data. */
-TEST(test_measure_told) {
+TEST_WITH(test_measure_told, two_ends, close_ends) {
   enum { RATE = 20000000, LOAD = 1 << 20, LITTLE = 4 << 10 };
   struct tcp_info info = {0};
   mlfab_measure m;
-  end a, b;
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
   a.now_ns = b.now_ns = SLICE;
   for (int i = 1; i <= 2; i++) {
-    assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-    UNTIL(&a, &b, a.ups == i);
+    connect_ends();
     greet(&a, &b);
   }
   tcp_told = &info;
@@ -1114,19 +1054,16 @@ TEST(test_measure_told) {
     assert_int_equal(m.limited_out, 1);
   }
   tcp_told = NULL;
-  end_close(&a);
-  end_close(&b);
 }
 
 /* Sends as much as fits while the other end reads a little. */
-static void send_against(end *a, uint32_t link, int fd) {
+static void send_against(uint32_t link, int fd) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128], taken[65536];
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
-  mlfab__wire_seal(head, &header, bulk);
+  seal_chunk(head, bulk, BULK);
   for (size_t bytes = 0; bytes < BULK;) {
-    while (tcp()->send(a->self, link, head, HEAD, bulk, BULK, 5) == 0) continue;
-    end_poll(a);
+    while (tcp()->send(a.self, link, head, HEAD, bulk, BULK, 5) == 0) continue;
+    end_poll(&a);
     ssize_t n = recv(fd, taken, sizeof taken, MSG_DONTWAIT);
     if (n > 0) bytes += (size_t)n;
     if (n < 0) usleep(200);
@@ -1135,7 +1072,7 @@ static void send_against(end *a, uint32_t link, int fd) {
 
 /* Sockets that were full: bytes over busy time are their rates, which are added only while they send; the
  * network limits them, unless the reader does. */
-TEST(test_measure_told_full) {
+TEST_WITH(test_measure_told_full, one_end, close_ends) {
   enum { LINKS = 2 };
   struct sockaddr_in at = {.sin_family = AF_INET};
   socklen_t bytes = sizeof at;
@@ -1143,17 +1080,13 @@ TEST(test_measure_told_full) {
   uint32_t links[LINKS];
   int fds[LINKS];
   char address[64];
-  uint8_t first[128];
-  uint32_t first_bytes = frame(first, MLFAB_PROTOCOL);
   mlfab_measure m;
-  end a;
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   assert_int_equal(bind(listener, (const struct sockaddr *)(const void *)&at, bytes), 0);
   assert_int_equal(listen(listener, LINKS), 0);
   assert_int_equal(getsockname(listener, (struct sockaddr *)(void *)&at, &bytes), 0);
   snprintf(address, sizeof address, "tcp:127.0.0.1:%u", (unsigned)ntohs(at.sin_port));
-  assert_int_equal(end_open(&a, "", "", 0), 0);
   a.now_ns = SLICE;
   for (int i = 0; i < LINKS; i++) {
     assert_int_equal(tcp()->connect(a.self, address, 1), 0);
@@ -1161,7 +1094,7 @@ TEST(test_measure_told_full) {
     links[i] = a.link;
     fds[i] = accept(listener, NULL, NULL);
     assert_true(fds[i] >= 0);
-    assert_int_equal(tcp()->send(a.self, a.link, first, first_bytes, NULL, 0, 0), 0);
+    beat(&a, a.link);
   }
   tcp_told = &info;
   assert_int_equal(measure(&a, 0, &m), 0);
@@ -1170,7 +1103,7 @@ TEST(test_measure_told_full) {
     int stalled = full == 1; /* limited by the reader */
     int unknown = full == 2; /* limited by the application, according to the kernel */
     assert_true(window < 100);
-    for (int i = 0; i < LINKS; i++) send_against(&a, links[i], fds[i]);
+    for (int i = 0; i < LINKS; i++) send_against(links[i], fds[i]);
     info.tcpi_bytes_acked += 1 << 20;
     info.tcpi_busy_time += 1 << 16;
     info.tcpi_rwnd_limited += stalled ? 50001 : 0;
@@ -1184,18 +1117,15 @@ TEST(test_measure_told_full) {
   tcp_told = NULL;
   for (int i = 0; i < LINKS; i++) (void)close(fds[i]);
   (void)close(listener);
-  end_close(&a);
 }
 #endif
 
 /* Two nodes of one host that also listen for others: their traffic uses no network. */
-TEST(test_measure_within_the_host) {
+TEST_WITH(test_measure_within_the_host, NULL, close_ends) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
   mlfab_measure m;
-  end a, b;
-  mlfab__wire_seal(head, &header, bulk);
+  seal_chunk(head, bulk, BULK);
   assert_int_equal(end_open(&a, "tcp:0.0.0.0:0", "", 1), 0);
   assert_int_equal(end_open(&b, "tcp:0.0.0.0:0", "", 1), 0);
   if (!strncmp(a.address, "tcp:127.", 8)) {
@@ -1205,8 +1135,7 @@ TEST(test_measure_within_the_host) {
     skip();
   }
   a.now_ns = b.now_ns = SLICE;
-  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
-  UNTIL(&a, &b, a.ups);
+  connect_ends();
   greet(&a, &b);
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &m), 0);
@@ -1224,8 +1153,6 @@ TEST(test_measure_within_the_host) {
   assert_int_equal(measure(&b, 0, &m), 1);
   assert_int_equal(m.limited_in, 1);
   assert_true(m.delivery_in == 0);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* Runs in its own network namespace, with an interface that leads nowhere: the interface's counters are the
@@ -1317,8 +1244,7 @@ static pid_t other_user(const char *name, int listening, int *hold_p) {
 }
 
 /* A Unix socket refuses another user of the host, and does not talk to one that listens. */
-TEST(test_other_user) {
-  end a, b;
+TEST_WITH(test_other_user, NULL, close_ends) {
   char name[64], address[96];
   int hold;
   if (geteuid() != 0) skip();
@@ -1345,8 +1271,6 @@ TEST(test_other_user) {
   assert_non_null(strstr(b.text, "another user"));
   close(hold);
   assert_int_equal(waitpid(pid, NULL, 0), pid);
-  end_close(&a);
-  end_close(&b);
 }
 
 /* A kernel without epoll_pwait2, or a filter that refuses it, is tried once; EINTR does not count. */
