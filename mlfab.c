@@ -10955,7 +10955,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
-    route->dead = route->greeted = route->vain = 0;
+    route->dead = route->greeted = 0;
     route->heard_ns = node->now_ns;
     route->why[0] = route->died[0] = 0;
   }
@@ -10983,7 +10983,7 @@ static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation)
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");
-    route->dead = route->greeted = route->vain = 0;
+    route->dead = route->greeted = 0;
   }
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
@@ -11133,7 +11133,7 @@ static int server_link_kind(const mlfab_node *node, uint32_t route) {
 
 /* Declares a server dead for one role: the worker role; the scheduler role, which only stops planning for it; or the
  * server role, whose slices cannot go there. */
-static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
+static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, int left) {
   uint32_t server = mlfab__node_server_of(node, index);
   int kind = server_link_kind(node, index);
   mlfab__route *route = &node->routes[index];
@@ -11142,7 +11142,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   route->dead = 1;
   snprintf(route->died, sizeof route->died, "%.127s", why);
   node->stats.peers_died += kind == MLFAB__LINK_SERVER;
-  mlfab__roles_gone(node, kind, server, 0);
+  mlfab__roles_gone(node, kind, server, left);
   if (kind == MLFAB__LINK_SERVER) {
     snprintf(text, sizeof text, "dead: %s", why);
     mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
@@ -11245,7 +11245,7 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__route *route = &node->routes[number];
   if (node->copies && !node->copies->greeted(node, index, route, ack)) return;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
-    server_link_dead(node, number, greeting.why);
+    server_link_dead(node, number, greeting.why, 0);
     mlfab__node_doom(node, index);
     return;
   }
@@ -11298,14 +11298,14 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
-      server_link_dead(node, number, text);
+      server_link_dead(node, number, text, 0);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
       if (bye.code == 0 && (node->links[index].greeted || !node->copies))
-        server_link_dead(node, number, "it has closed");
+        server_link_dead(node, number, "it has closed", 1);
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
       mlfab__node_doom(node, index);
@@ -11361,7 +11361,7 @@ static void server_link_give_up(mlfab_node *node, uint32_t r) {
     node->copies->why(route, text);
     why = text;
   }
-  server_link_dead(node, r, why);
+  server_link_dead(node, r, why, 0);
 }
 
 /* Calls a server without a link again, and declares it dead after 5 beats (20 if it has a replica), or at once if no
@@ -11375,7 +11375,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   const mlfab__place *place = mlfab__node_place(node, r);
   if (!votes && place->vacant && r >= 2 * node->config.servers &&
       mlfab__node_server_of(node, r) != node->server_number)
-    server_link_dead(node, r, "no process has its number");
+    server_link_dead(node, r, "no process has its number", 0);
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
@@ -51218,7 +51218,7 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * manifest is whole, whichever process stops, and whenever. (2) A file of a checkpoint is removed only after a newer
  * manifest of its history is durable; the attempt of a file without a manifest must also be dead. (3) A failed attempt
  * leaves older checkpoints unchanged. (4) Each kind of failure (code) gets one log line per minute, and one more when a
- * checkpoint is whole again. Every attempt has its event and its answer. */
+ * checkpoint is whole again. Every attempt has its event and its answer, except the last of a run that ends well. */
 
 struct mlfab__server;
 
@@ -51309,9 +51309,9 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead);
 MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns);
-/* answered: a server's answer. gone: it is dead. up: its link stands. wants: is a link to it needed? */
+/* answered: a server's answer. gone: it is dead, or has left. up: its link stands. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard);
-MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server);
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left);
 MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server);
 MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server);
 /* Notes that a new process has this worker's rank. */
@@ -51397,10 +51397,11 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
-/* Ends the attempt: tells the asker, the log and the events. */
+/* Ends the attempt: tells the asker, the log and the events. CLOSED: the run ends, and nobody needs to know. */
 static void lead_tell(mlfab__lead *lead) {
   const mlfab__checkpoint_done *done = &lead->done;
   char text[MLFAB__TEXT_MAX + 64];
+  if (done->code == MLFAB_ERR_CLOSED) return;
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
@@ -51523,16 +51524,12 @@ static void lead_wait_or_serve(mlfab__lead *lead, uint32_t worker, const mlfab__
 MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__checkpoint_ask ask;
-  mlfab__checkpoint_done done;
   mlfab__lead_seat *seat = &lead->seats[worker];
   if (mlfab__port_refuse(
           &lead->down, worker, frame,
           mlfab__decode_checkpoint_ask(frame->meta, frame->meta_bytes, &ask) || ask.ask == 0))
     return;
-  memset(&done, 0, sizeof done);
-  done.ask = ask.ask;
-  done.rank = MLFAB_NO_RANK;
-  done.servers = lead->servers;
+  mlfab__checkpoint_done done = {.ask = ask.ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
   if (ask.ask <= seat->ask) { /* a link has lost the answer */
     done.code = seat->code;
     done.number = seat->number;
@@ -51610,12 +51607,13 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
   if (mlfab__lead_wants(lead, server)) lead_order(lead, server);
 }
 
-MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left) {
   char text[64];
+  int over = left && lead->asker == MLFAB__NO_NODE;
   lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
-  snprintf(text, sizeof text, "server %u is dead", server);
-  lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  snprintf(text, sizeof text, "server %u %s", server, left ? "has left" : "is dead");
+  lead_fail(lead, over ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
   lead->owes[server] = 0;
 }
 
@@ -52419,9 +52417,8 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
   mlfab__reshard_server_clock *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
-  /* The number of workers may have changed. */
+  /* The number of workers may have changed. The memory is zero behind the words. */
   uint32_t *to = restore->words + clock->clock * restore->nwords;
-  memset(to, 0, restore->nwords * sizeof *to);
   memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
   clock->words = restore->nwords;
   restore->clocks[clock->clock] = *clock;
@@ -53369,8 +53366,7 @@ static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
 
 static void checkpoint_gone(void *self, mlfab__at at, int left) {
   mlfab__checkpoint *c = self;
-  (void)left;
-  if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer);
+  if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer, left);
 }
 
 static int checkpoint_wants(void *self, mlfab__at at, const char *why) {
@@ -56054,7 +56050,7 @@ static uint32_t mirror_encode_begins(const mlfab__mirror *mirror, uint8_t *meta)
 }
 
 MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame) {
-  if (!mirror->serves || !mirror->stream) return 0;
+  if (!mirror->stream) return 0;
   mlfab__mirror_frame head = {.number = mirror->number + 1,
                               .term = mirror->term,
                               .stream = mirror->stream,
@@ -56105,7 +56101,7 @@ static int mirror_take_has(mlfab__mirror *mirror, const mlfab__frame_in *frame, 
                            uint64_t beat_ns) {
   mlfab__mirror_has in;
   if (mlfab__decode_mirror_has(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
-  if (!mirror->serves || !mirror->stream) return 0;
+  if (!mirror->stream) return 0;
   if (in.stream == 0) {
     if (mirror->begun && now_ns - mirror->begun_ns >= beat_ns) mirror_begin_stream(mirror, now_ns);
     return 0;
@@ -57018,7 +57014,7 @@ static void copy_lost(void *self, mlfab__at at) {
 static void copy_gone(void *self, mlfab__at at, int left) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != c->peer || !left) return;
-  if (c->phase == MLFAB__COPY_STANDS_BY && copy_votes(c) && copy_vote(c)->bond.serves == c->other) {
+  if (copy_votes(c) && copy_vote(c)->bond.serves == c->other) { /* it stands by */
     c->stops = 1;
     c->node->ended = 1;
   }
