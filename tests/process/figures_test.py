@@ -335,9 +335,10 @@ def test_what_the_lanes_do():
     goal = round(100 * float(re.search(r"mutate.py random --goal ([\d.]+)", make)[1]))
     promised = " ".join(read("docs/promises.md").split())
     expect("`make soak` fails below %d %%" % goal in promised, "%d %% of the mutants" % goal)
-    first = dict(re.findall(r"^(\w+)_SEEDS *:= MLFAB_SEED_FIRST=(\d+)", make, re.M))
-    for name, words in ("PLAYED", "played devices from "), ("ASAN", "ASan from "), ("TSAN", "TSan from "), ("SOAK", "soak from "):
-        expect(words + "{:,}".format(int(first[name])) in text, "the first seed of %s" % name)
+    for place, words in (("MLFAB_PLAYED=1 ", "played devices from "), ("in_asan = ", "ASan from "), ("in_tsan = ", "TSan from "),
+                         ("@36000=", "soak from ")):
+        millions = re.search(place + r".*?\$\(call seeds,(\d+)\)", make)[1]
+        expect("%s%s,000,001" % (words, millions) in text, "the first seed of " + place)
 
 
 def test_sections_of_the_manual():
