@@ -91,12 +91,10 @@ $(BUILD)/libmlfab.a: $(OBJECTS)
 $(LIBPARTS): $(PARTS)
 $(SHARED): $(OBJECTS)
 	@$(LINK) -shared -Wl,-soname,libmlfab.so.$(MAJOR) -o $@.$(VERSION) $(OBJECTS) $(LIBS)
-	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
-	@ln -sf libmlfab.so.$(VERSION) $@
+	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR) && ln -sf libmlfab.so.$(VERSION) $@
 $(BUILD)/libmlfab_tls.a: $(BUILD)/extras/mlfab_tls.o
 $(BUILD)/libmlfab_curl.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,curl http)
 $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote sigv4 http)
-
 # Planning is not in the public header, so mlfab-plan links the parts.
 $(BUILD)/mlfab-plan: $(BUILD)/tools/replicate.o $(LIBPARTS)
 $(filter-out %-plan,$(TOOLS)): $(LIBRARY)
@@ -115,7 +113,7 @@ demo: ##: trains a real network with 4 workers and a server, over TCP and shared
 	@echo 'make demo: builds the library and its tools (about 50 s on two cores), then trains for about 30 s.'
 	+@$(SUBMAKE) $(BUILD)/mlfab-run $(BUILD)/examples/mnist $(BUILD)/examples/12_server_dies
 	$(PYTHON) tools/demo.py
-	@echo; echo "A server with a replica is killed (examples/12_server_dies.c):"
+	@echo; echo 'A server with a replica is killed (examples/12_server_dies.c):'
 	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server $(BUILD)/examples/12_server_dies $(BUILD)/examples/12_server_dies
 
 # ---- tests: one program a file, in a table
@@ -294,8 +292,7 @@ $(BUILD)/cblas/mlfab-run: $(BUILD)/tools/mlfab-run.o
 $(BUILD)/cblas/01_push_pull: $(BUILD)/examples/01_push_pull.o
 $(BLAS_PROGRAMS): $(BLAS_PARTS) $(LIBPARTS)
 
-# CUDA's compiler may be a script in a folder of its own, so it is asked for the toolkit's place. GPU_ARCHS: 80 is an A100,
-# 90 an H100 or H200. PTX of the last one serves later GPUs.
+# nvcc tells the toolkit's place. GPU_ARCHS: 80 is an A100, 90 an H100 or H200; PTX of the last serves later GPUs.
 CUDA        = $(abspath $(shell $(NVCC) -dryrun -x cu -c /dev/null 2>&1 | sed -n 's/.* TOP=//p'))
 GPU_ARCHS  ?= 80 90
 GPU_FLAGS   = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
@@ -368,10 +365,9 @@ plots: $(BUILD)/mlfab-run $(addprefix $(BUILD)/examples/,05_scheduling 06_consis
 # ---- packages, install
 #@ Install and others
 DEPS       := libcmocka-dev libssl-dev libcurl4-openssl-dev pkg-config
-DEPS_CHECK := libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \
-              openmpi-bin libmpich-dev mpich gfortran libopenblas-dev openssl nginx libnginx-mod-http-dav-ext prometheus \
-              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml libgloo-dev tmux \
-              gnuplot-nox
+DEPS_CHECK := libsodium-dev libzmq3-dev libgloo-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \
+              openmpi-bin libmpich-dev mpich gfortran libopenblas-dev openssl nginx libnginx-mod-http-dav-ext prometheus tmux \
+              prometheus-node-exporter prometheus-pushgateway slurmctld slurmd slurm-client munge python3-yaml gnuplot-nox
 deps: ##: installs the packages that make test needs (apt, as root)
 	@tests/packages.sh $(DEPS)
 deps-check: ##: installs the packages that make check and make bench need

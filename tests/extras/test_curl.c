@@ -725,7 +725,7 @@ FABRIC_TEST(test_a_page_that_is_locked) {
   int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   assert_true(file >= 0);
   assert_int_equal(flock(file, LOCK_EX), 0);
-  alarm(30);
+  alarm(200);
   monitor(NULL);
   alarm(0);
   wait_until_alive();
@@ -750,7 +750,7 @@ FABRIC_TEST(test_fork) {
   assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
   pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(100);
     mlfab_curl_monitor_state s = {.size = sizeof s};
     int code = mlfab_curl_monitor_get(m, &s);
     int other = mlfab_curl_push_get(p, NULL, NULL, NULL);

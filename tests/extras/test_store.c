@@ -795,7 +795,7 @@ TEST(test_fork) {
   usleep(300000);
   pid_t child = fork();
   if (child == 0) {
-    alarm(5);
+    alarm(100);
     int code = w.f->close(w.f->user, s.file);
     int opened = w.f->open(w.f->user, path_of(&w, 0, "checkpoint-1"), 0);
     char byte;

@@ -88,7 +88,7 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
     assert_true(pids[i] >= 0);
     if (pids[i] > 0) continue;
     struct member m = {.common = common, .n = n, .me = i};
-    alarm(20);
+    alarm(200);
     open_arena(&m);
     body(&m, seed);
     shm_coll_destroy(&m.arena);
