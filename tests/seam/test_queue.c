@@ -1099,7 +1099,7 @@ static void test_bound_set_late(void **state) {
     place_one(1, 3); /* the others wait for it */
     for (uint32_t i = 1; i <= 2; i++) push_as(i, 0, 1.0);
     place(entries, 2);
-    seam_say(&s, PEERS, MLFAB__SCHEDULE, mlfab__encode_schedule(s.meta, &schedule));
+    seam_say(&s, 0, MLFAB__SCHEDULE, mlfab__encode_schedule(s.meta, &schedule));
     w.lowered = 1;
     turns(200);
     assert_int_equal(w.peers[1].applied, grouped);
