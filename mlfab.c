@@ -51218,7 +51218,8 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * manifest is whole, whichever process stops, and whenever. (2) A file of a checkpoint is removed only after a newer
  * manifest of its history is durable; the attempt of a file without a manifest must also be dead. (3) A failed attempt
  * leaves older checkpoints unchanged. (4) Each kind of failure (code) gets one log line per minute, and one more when a
- * checkpoint is whole again. Every attempt has its event and its answer, except the last of a run that ends well. */
+ * checkpoint is whole again. A server that leaves is no warning: most runs
+ * end so. Every attempt has its event and its answer. */
 
 struct mlfab__server;
 
@@ -51389,6 +51390,10 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     return;
   }
   lead->failures++;
+  if (lead->done.code == MLFAB_ERR_CLOSED) { /* as at the end of most runs */
+    mlfab__log(lead->env, MLFAB_LOG_INFO, "%s", text);
+    return;
+  }
   if (!lead_news(lead, lead->done.code)) return;
   lead->told = 1;
   if (failures > 0)
@@ -51397,11 +51402,10 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
-/* Ends the attempt: tells the asker, the log and the events. CLOSED: the run ends, and nobody needs to know. */
+/* Ends the attempt: tells the asker, the log and the events. */
 static void lead_tell(mlfab__lead *lead) {
   const mlfab__checkpoint_done *done = &lead->done;
   char text[MLFAB__TEXT_MAX + 64];
-  if (done->code == MLFAB_ERR_CLOSED) return;
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
@@ -51609,11 +51613,11 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
 
 MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left) {
   char text[64];
-  int over = left && lead->asker == MLFAB__NO_NODE;
   lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
   snprintf(text, sizeof text, "server %u %s", server, left ? "has left" : "is dead");
-  lead_fail(lead, over ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  int unasked = left && lead->asker == MLFAB__NO_NODE;
+  lead_fail(lead, unasked ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
   lead->owes[server] = 0;
 }
 
@@ -57014,7 +57018,7 @@ static void copy_lost(void *self, mlfab__at at) {
 static void copy_gone(void *self, mlfab__at at, int left) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != c->peer || !left) return;
-  if (copy_votes(c) && copy_vote(c)->bond.serves == c->other) { /* it stands by */
+  if (c->phase == MLFAB__COPY_STANDS_BY && copy_votes(c) && copy_vote(c)->bond.serves == c->other) {
     c->stops = 1;
     c->node->ended = 1;
   }

@@ -71,6 +71,10 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     return;
   }
   lead->failures++;
+  if (lead->done.code == MLFAB_ERR_CLOSED) { /* as at the end of most runs */
+    mlfab__log(lead->env, MLFAB_LOG_INFO, "%s", text);
+    return;
+  }
   if (!lead_news(lead, lead->done.code)) return;
   lead->told = 1;
   if (failures > 0)
@@ -79,11 +83,10 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
-/* Ends the attempt: tells the asker, the log and the events. CLOSED: the run ends, and nobody needs to know. */
+/* Ends the attempt: tells the asker, the log and the events. */
 static void lead_tell(mlfab__lead *lead) {
   const mlfab__checkpoint_done *done = &lead->done;
   char text[MLFAB__TEXT_MAX + 64];
-  if (done->code == MLFAB_ERR_CLOSED) return;
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
@@ -291,11 +294,11 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
 
 MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left) {
   char text[64];
-  int over = left && lead->asker == MLFAB__NO_NODE;
   lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
   snprintf(text, sizeof text, "server %u %s", server, left ? "has left" : "is dead");
-  lead_fail(lead, over ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  int unasked = left && lead->asker == MLFAB__NO_NODE;
+  lead_fail(lead, unasked ? MLFAB_ERR_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
   lead->owes[server] = 0;
 }
 

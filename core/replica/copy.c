@@ -519,7 +519,7 @@ static void copy_lost(void *self, mlfab__at at) {
 static void copy_gone(void *self, mlfab__at at, int left) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != c->peer || !left) return;
-  if (copy_votes(c) && copy_vote(c)->bond.serves == c->other) { /* it stands by */
+  if (c->phase == MLFAB__COPY_STANDS_BY && copy_votes(c) && copy_vote(c)->bond.serves == c->other) {
     c->stops = 1;
     c->node->ended = 1;
   }

@@ -640,7 +640,7 @@ TEST(test_by_itself) {
   end();
 }
 
-/* A server leaves at the end of a run. An attempt by itself ends in silence. A worker that asked has an answer. */
+/* A server leaves. An attempt by itself ends with an event, and without a warning. A worker that asked has an answer. */
 TEST(test_a_server_leaves) {
   for (int asked = 0; asked < 2; asked++) {
     begin();
@@ -656,8 +656,9 @@ TEST(test_a_server_leaves) {
     assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
     mlfab__lead_gone(&f.lead, 1, 1);
     assert_int_equal(f.answers, asked);
-    assert_int_equal(f.events, asked);
+    assert_int_equal(f.events, 1);
     assert_int_equal(f.lines, asked);
+    assert_int_equal(f.lead.failures, 1);
     if (asked) assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
     if (asked) assert_string_equal(f.answer.text, "server 1 has left");
     shard(0, 0);
