@@ -169,7 +169,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py --jobs $(shell expr $(NP
 # Each variant has seeds of its own (tests/sim/seeds.h): plain runs begin with 1. $(call seeds,2): from the second million.
 seeds     = MLFAB_SEED_FIRST=$(1)000001
 # Servers whose models are on devices that are played.
-ON_DEVICE := tests/unit/test_model $(addprefix tests/sim/test_,consistency growth succession schedule servers failover)
+ON_DEVICE := tests/unit/test_model $(addprefix tests/sim/test_,consistency schedule servers failover)
 
 #@ Tests
 AFTER_DEPS := $(filter deps deps-check,$(MAKECMDGOALS))
