@@ -192,6 +192,12 @@ def test_cmake_find_package_after_cmake_install():
         build_and_run(folder + "/a", "find_package(mlfab REQUIRED COMPONENTS tools)\n"
                       "get_target_property(run mlfab::mlfab-run LOCATION)\nexecute_process(COMMAND ${run} --version RESULT_VARIABLE code)\n"
                       'if(NOT code STREQUAL "0")\n  message(FATAL_ERROR "mlfab-run")\nendif()', "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
+        do("cmake", "-S", ROOT, "-B", folder + "/s", "-DCMAKE_BUILD_TYPE=Debug", "-DBUILD_SHARED_LIBS=ON",
+           "-DCMAKE_INSTALL_PREFIX=" + folder + "/shared")
+        do("cmake", "--build", folder + "/s", timeout=600)
+        for component in ("tools", "runtime"):
+            do("cmake", "-DCOMPONENT=" + component, "-P", folder + "/s/cmake_install.cmake")
+        do(folder + "/shared/bin/mlfab-run", "--version")
 
 
 def test_cmake_components():
