@@ -2,6 +2,7 @@
 # install.sh install|uninstall: puts what make has built into its folders under $DESTDIR, or removes it: both follow this
 # list. The Makefile passes the variables.
 set -e
+case $1 in install | uninstall) ;; *) echo "install.sh: '$1' is neither install nor uninstall" >&2; exit 2 ;; esac
 trap 'rm -f "$path.new"' EXIT
 doing=$1 include=$PREFIX/include bin=$PREFIX/bin share=$PREFIX/share cmake=$LIBDIR/cmake/mlfab completions=$PREFIX/share/bash-completion/completions
 
