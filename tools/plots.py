@@ -259,7 +259,7 @@ def staleness(data):
     rows = found(r"^(\S.*?) +(\d+) +\d+ +\d+ +(\d+) +\d+$", printed(data.path("examples/06_consistency")), "06_consistency")
     script = block("p", [(oldest, ms, name) for name, ms, oldest in rows])
     places = {"bulk-synchronous": "left offset 0,1.2", "stale": "left offset 0.8,-0.6", "probabilistic": "left offset 0.8,0.1",
-              "bulk-, then": "right offset -0.8,1", "drop": "right offset -0.8,0.1", "asynchronous": "right offset -0.8,-0.8"}
+              "bulk-, then": "right offset -0.8,1", "drop": "right offset -0.8,-0.8", "asynchronous": "right offset -0.8,-0.8"}
     script += "set xrange [-1:48]\nset yrange [0:2100]\nset grid y\nunset key\nset xlabel 'oldest model that a pull brought, in updates behind'\nset ylabel 'ms until the fast workers end'\n"
     plots = ["$p using 1:2 with points pt 7 ps 1 lc rgb '%s'" % BLUE]
     for name, ms, oldest in rows:

@@ -271,7 +271,7 @@ static void table_iv(void) {
       "twenty times as many; the range was found with shorter runs, see below");
   paper_picture("paper-pulls",
                 "A row is a kind of execution and a model of Table IV; further left, fewer pulls "
-                "wait. The axis is logarithmic.");
+                "wait. The axis is logarithmic. The row of Table III is not drawn.");
 }
 
 /* ---- lazy execution, PSSP and the SSP of the same bound, time ---- */

@@ -1,5 +1,5 @@
 /* test_growth.c - workers that join a running fabric of contexts in one process: how server 0 gives numbers, objects that keep
- * their members, wrong configurations. tests/sim/test_growth.c has the rounds, sim/test_joiners.c collectives and barriers. */
+ * their members, wrong configurations. sim/test_servers.c has the rounds, sim/test_joiners.c collectives and barriers. */
 #define _GNU_SOURCE 1
 #include "world.h"
 #include "../testing.h"
