@@ -458,7 +458,7 @@ def test_stop_and_continue(*options):
 
 
 def test_a_worker_that_ignores_ctrl_z_is_stopped_too():
-    process = start(RUN, "-n", 1, "-s", 0, *shell('trap "" TSTP; echo up; while :; do sleep 0.05; done'))
+    process = start(RUN, "-n", 1, "-s", 0, *shell('trap "" TSTP; echo up; exec sleep 600'))
     process.stdout.readline()
     (worker,) = children(process.pid)
     process.send_signal(signal.SIGTSTP)

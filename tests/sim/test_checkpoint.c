@@ -656,14 +656,14 @@ static void test_log(void **state) {
 }
 
 /* Server 1 is ordered to write its shard, and leaves or dies before it does. */
-static void end_run(int (*leave)(mlfab **), uint64_t lines) {
+static void end_run(int (*ends)(mlfab **), uint64_t lines) {
   said_failed = 0;
   OPEN(.workers = 1, .servers = 2, .commits = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
   start_new();
   push(0, 0);
   while (disk_count(disk, "-0-of-2.shard") == 0) assert_int_equal(mlfab_sim_step(w.sim), 1);
   has(0, "-1-of-2.shard");
-  assert_int_equal(leave(&w.node[2]), 0);
+  assert_int_equal(ends(&w.node[2]), 0);
   rest(2ull * WORLD_S);
   assert_int_equal(said_failed, lines);
   has(0, ".manifest");
