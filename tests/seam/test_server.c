@@ -544,7 +544,7 @@ int main(void) {
       THREE(test_refusal_reaches_all),
       THREE(test_progress_told),
       THREE(test_released_when_little_comes),
-      cmocka_unit_test(test_new_process_in_round),
+      THREE(test_new_process_in_round),
       THREE(test_new_process_enters_round),
       THREE(test_withdrawn_in_order),
       THREE(test_one_far_ahead),

@@ -940,6 +940,7 @@ static void test_planned_sizes(void **state) {
   static const uint32_t sizes[] = {1, 2, 3, 5, 8, 13, 33, 64};
   static world w;
   (void)state;
+  if (!WITH_MODEL) skip();
   for (uint32_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     for (uint32_t scheduled = 0; scheduled < 2; scheduled++) {
       uint32_t servers = sizes[k] == 64 ? 2 : 1 + (k + scheduled) % 3;
@@ -1254,7 +1255,7 @@ enum { SCENES = sizeof scenes / sizeof *scenes };
 static void test_scene(void **state) {
   const struct scene *s = *state;
   static world w;
-  for (uint64_t k = 1; k <= s->seeds + s->planned; k++) {
+  for (uint64_t k = 1; k <= s->seeds + (WITH_MODEL ? s->planned : 0); k++) {
     uint64_t seed = k <= s->seeds ? k : PLANNED + k - s->seeds;
     if (s->early) seed *= 2; /* with an even one there are no calls */
     failing_world(&w, s->least + (uint32_t)k % s->spread, seed);
@@ -1459,6 +1460,7 @@ static void test_seeds(void **state) {
 
 static void test_planned_seeds(void **state) {
   (void)state;
+  if (!WITH_MODEL) skip();
   seeds_run("planned", test_cases_from(5, 100), run_planned_seed);
 }
 

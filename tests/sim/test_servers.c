@@ -306,8 +306,8 @@ static void change_servers(job *j) {
 static void look(job *j) {
   for (uint32_t s = 1; s < SERVERS; s++) {
     mlfab_error error;
-    mlfab *node = j->w.node[host_of(j, s)];
     if (j->place[s] != COMES) continue;
+    mlfab *node = j->w.node[host_of(j, s)];
     int ready = mlfab_is_ready(node, &error);
     /* The number is given to another process only when the former is known to be dead. */
     if (ready < 0 && error.code == MLFAB_ERR_RANK_TAKEN) {

@@ -209,9 +209,11 @@ static void carried_bytes(const codec *c, uint8_t *mask) {
   assert_int_equal(bytes, c->fixed);
   for (size_t i = 0; i < c->size; i++) {
     int in_text = i >= c->text && i < c->text + c->text_room;
+    int in_count = c->entry > 0 && i >= c->count && i < c->count + sizeof(uint32_t);
     memset(poked, 0, sizeof poked);
     poked[i] = 1;
-    mask[i] = in_text || c->encode(meta, poked) != bytes || memcmp(meta, plain, bytes) != 0;
+    mask[i] =
+        in_text || in_count || c->encode(meta, poked) != bytes || memcmp(meta, plain, bytes) != 0;
     padding += !mask[i];
   }
   expected = c->size - c->text_room - (c->fixed - (c->text_room > 0 ? 2 : 0));
