@@ -87,7 +87,8 @@ int mlfab_curl_push_start(mlfab *ctx, const mlfab_curl_push_options *options,
 /* Returns how many pushes the Pushgateway has taken, and how many have failed. Each output may be NULL. */
 int mlfab_curl_push_get(mlfab_curl_push *push, uint64_t *taken_p, uint64_t *failed_p,
                         mlfab_error *error_p);
-/* Pushes a last time, or deletes the group; takes at most timeout_ns. *push_p becomes NULL; NULL is allowed. */
+/* Waits for a push under way, then pushes a last time, or deletes the group. Both together take at most timeout_ns, and
+ * a millisecond. *push_p becomes NULL; NULL is allowed. */
 void mlfab_curl_push_stop(mlfab_curl_push **push_p);
 
 #ifdef __cplusplus

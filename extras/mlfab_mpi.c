@@ -34,10 +34,10 @@
 #define _GNU_SOURCE 1
 #endif
 #include "mlfab_partial.h"
+#include "mlfab_units.h"
 
 #include <mpi.h>
 
-#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -90,32 +90,11 @@ static int profile_say(const char *what, const char *text) {
 
 /* Reads a size from the environment: a whole number, with a unit or of bytes. Returns 0, or -1 for another text. */
 static int profile_bytes_of(const char *name, uint64_t standard, uint64_t *bytes_p) {
-  static const struct {
-    const char *name;
-    uint64_t is;
-  } units[] = {{"", 1},
-               {"B", 1},
-               {"kB", 1000},
-               {"KB", 1000},
-               {"MB", 1000000},
-               {"GB", 1000000000},
-               {"TB", 1000000000000},
-               {"KiB", 1024},
-               {"MiB", (uint64_t)1 << 20},
-               {"GiB", (uint64_t)1 << 30},
-               {"TiB", (uint64_t)1 << 40}};
+  static const mlfab__unit units[] = MLFAB__SIZE_UNITS;
   const char *text = getenv(name);
-  char *end = NULL;
-  uint32_t unit = 0, all = sizeof units / sizeof units[0];
   *bytes_p = standard;
-  if (!text || !*text) return 0;
-  errno = 0;
-  unsigned long long value = strtoull(text, &end, 10);
-  while (unit < all && strcmp(end, units[unit].name) != 0) unit++;
-  if (text[0] < '0' || text[0] > '9' || errno || unit == all || value > UINT64_MAX / units[unit].is)
-    return profile_say(name, "not a size, as 65536 or 64KiB (B to TB, KiB to TiB)");
-  *bytes_p = value * units[unit].is;
-  return 0;
+  if (!text || !*text || !mlfab__units_read(text, units, bytes_p)) return 0;
+  return profile_say(name, "not a size, as 65536 or 64KiB (B to TB, KiB to TiB)");
 }
 
 static int profile_settings(void) {

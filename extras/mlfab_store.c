@@ -30,6 +30,7 @@
 #include "mlfab_transport.h"
 
 #include "mlfab_remote.h"
+#include "mlfab_units.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -442,39 +443,19 @@ static int store_check_endpoint(mlfab_store *store) {
   return n > 0 && host[n] == 0 && strlen(endpoint) < 200 ? 0 : -1;
 }
 
-typedef struct store_unit {
-  const char *name;
-  uint64_t is;
-} store_unit;
-static const store_unit store_times[] = {{"", 1000000},         {"ns", 1},
-                                         {"us", 1000},          {"ms", 1000000},
-                                         {"s", 1000000000},     {"min", 60000000000u},
-                                         {"h", 3600000000000u}, {NULL, 0}};
-static const store_unit store_sizes[] = {{"", 1},
-                                         {"B", 1},
-                                         {"kB", 1000},
-                                         {"KB", 1000},
-                                         {"MB", 1000000},
-                                         {"GB", 1000000000},
-                                         {"TB", 1000000000000},
-                                         {"KiB", 1024},
-                                         {"MiB", (uint64_t)1 << 20},
-                                         {"GiB", (uint64_t)1 << 30},
-                                         {"TiB", (uint64_t)1 << 40},
-                                         {NULL, 0}};
+static const mlfab__unit store_times[] = {{"", 1000000},         {"ns", 1},
+                                          {"us", 1000},          {"ms", 1000000},
+                                          {"s", 1000000000},     {"min", 60000000000u},
+                                          {"h", 3600000000000u}, {NULL, 0}};
+static const mlfab__unit store_sizes[] = MLFAB__SIZE_UNITS;
 
-/* Reads a variable, a whole number with a unit or without, unless the option is given. */
-static int store_number(const char *name, const store_unit *unit, uint64_t *value_p) {
+/* Reads a variable if the option is not set: a whole number above 0, with or without a unit. */
+static int store_number(const char *name, const mlfab__unit *units, uint64_t *value_p) {
   const char *text = store_text(NULL, name, NULL);
-  char *end = NULL;
+  uint64_t value;
   if (*value_p || !text) return 0;
-  errno = 0;
-  unsigned long long value = strtoull(text, &end, 10);
-  while (unit->name && strcmp(end, unit->name) != 0) unit++;
-  if (text[0] < '0' || text[0] > '9' || errno || !unit->name || value == 0 ||
-      value > UINT64_MAX / unit->is)
-    return -1;
-  *value_p = value * unit->is;
+  if (mlfab__units_read(text, units, &value) || value == 0) return -1;
+  *value_p = value;
   return 0;
 }
 
