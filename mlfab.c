@@ -21032,8 +21032,8 @@ typedef struct
   uint32_t newcomers; /* number of newcomers among the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: the sender knows the members. With newcomers among them it has also made its call, after so many
- * updates and barriers. server 0 -> newcomer: the others are ready; the numbers are those of `rank` at its call. */
+/* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
+ * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped the memory of all members */
@@ -51218,8 +51218,8 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * manifest is whole, whichever process stops, and whenever. (2) A file of a checkpoint is removed only after a newer
  * manifest of its history is durable; the attempt of a file without a manifest must also be dead. (3) A failed attempt
  * leaves older checkpoints unchanged. (4) Each kind of failure (code) gets one log line per minute, and one more when a
- * checkpoint is whole again. A server that leaves is no warning: most runs
- * end so. Every attempt has its event and its answer. */
+ * checkpoint is whole again. A server that leaves is no warning: most runs end so. Every attempt has its event and its
+ * answer. */
 
 struct mlfab__server;
 
@@ -52780,9 +52780,9 @@ typedef struct mlfab__collect {
 MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
                                           struct mlfab__server *server, uint64_t since);
 /* Takes the next record; record->bulk NULL with bulk_bytes: a ghost block (sizes only). Returns 0: more records follow;
- * 1: WHOLE. An error has a text, and makes the stream void: CHECKPOINT (a record is malformed, out of order or
- * missing), CONFIG (another server, fabric, or options), MODEL (other tensors or slices), STATE (not based on the
- * present moment, or older; or no stream has begun), MEMORY, UNSUPPORTED (the model, here). */
+ * 1: WHOLE. An error has a text, and makes the stream void. CHECKPOINT: a record is malformed, out of order or missing.
+ * CONFIG: another server, fabric, or options. MODEL: other tensors or slices. STATE: not based on the present moment,
+ * or older; or no stream has begun. MEMORY. UNSUPPORTED: the model, here. */
 MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
                                         mlfab_error *error);
 /* Installs the WHOLE moment. */
@@ -59292,7 +59292,7 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   int code = mlfab__calls_check(&e, &begin, &flags);
   int early = !code && flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
-  if (!code && begin) code = begin(&e);
+  if (!code) code = begin(&e); /* NOLINT(clang-analyzer-core.CallAndMessage): the check set it */
   return mlfab__node_return(node, code, &error);
 }
 
