@@ -535,7 +535,7 @@ int main(int argc, char **argv) {
   int status = model_start(&t);
   if (!status) status = train(&t, &o, is_mnist, &learned);
   if (status) {
-    mlfab_last_error(t.fabric, &error); /* which rank, what was awaited, for how long */
+    mlfab_last_error(t.fabric, &error); /* the rank, the awaited thing and the time */
     fprintf(stderr, "14_gpu: %s: %s\n", mlfab_error_name(status), error.text);
   }
   mlfab_close(&t.fabric); /* before the stream: the context uses it until here */

@@ -17,7 +17,7 @@ static inline int example_main(int (*work)(mlfab *fabric)) {
   if (mlfab_open_env(&fabric, &error)) return fprintf(stderr, "%s\n", error.text), 1;
   int status = work(fabric);
   if (status) {
-    mlfab_last_error(fabric, &error); /* which rank, what was awaited, for how long */
+    mlfab_last_error(fabric, &error); /* the rank, the awaited thing and the time */
     fprintf(stderr, "%s: %s\n", mlfab_error_name(status), error.text);
   }
   mlfab_close(&fabric);

@@ -63,9 +63,9 @@ typedef struct mlfab__collect {
 MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
                                           struct mlfab__server *server, uint64_t since);
 /* Takes the next record; record->bulk NULL with bulk_bytes: a ghost block (sizes only). Returns 0: more records follow;
- * 1: WHOLE. An error has a text, and makes the stream void: CHECKPOINT (a record is malformed, out of order or
- * missing), CONFIG (another server, fabric, or options), MODEL (other tensors or slices), STATE (not based on the
- * present moment, or older; or no stream has begun), MEMORY, UNSUPPORTED (the model, here). */
+ * 1: WHOLE. An error has a text, and makes the stream void. CHECKPOINT: a record is malformed, out of order or missing.
+ * CONFIG: another server, fabric, or options. MODEL: other tensors or slices. STATE: not based on the present moment,
+ * or older; or no stream has begun. MEMORY. UNSUPPORTED: the model, here. */
 MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
                                         mlfab_error *error);
 /* Installs the WHOLE moment. */

@@ -41,8 +41,8 @@
  * manifest is whole, whichever process stops, and whenever. (2) A file of a checkpoint is removed only after a newer
  * manifest of its history is durable; the attempt of a file without a manifest must also be dead. (3) A failed attempt
  * leaves older checkpoints unchanged. (4) Each kind of failure (code) gets one log line per minute, and one more when a
- * checkpoint is whole again. A server that leaves is no warning: most runs
- * end so. Every attempt has its event and its answer. */
+ * checkpoint is whole again. A server that leaves is no warning: most runs end so. Every attempt has its event and its
+ * answer. */
 #ifndef MLFAB__LEAD_H
 #define MLFAB__LEAD_H
 

@@ -38,8 +38,8 @@ typedef struct
   uint32_t newcomers; /* number of newcomers among the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: the sender knows the members. With newcomers among them it has also made its call, after so many
- * updates and barriers. server 0 -> newcomer: the others are ready; the numbers are those of `rank` at its call. */
+/* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
+ * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped the memory of all members */

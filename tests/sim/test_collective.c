@@ -1135,7 +1135,7 @@ static void forgets(world *w, uint64_t seed, uint32_t who) {
   uint64_t since = now(w);
   w->timeout_ns = SECOND + below(w, SECOND);
   w->ranks[who].silent = 1;
-  /* Where nobody needs its part a call ends all the same; the next one but sixteen does not. */
+  /* If nobody needs its part, a call ends all the same. The call sixteen later fails. */
   run_to_failure(w, all_of(w) & ~bit(who), 1, 20 * w->timeout_ns);
   if (seed % 2 && !w->failure[0]) { /* the new epoch is there before its call */
     uint64_t end = now(w) + w->timeout_ns / 2;
@@ -1180,7 +1180,7 @@ static void differs(world *w, uint64_t seed, uint32_t who) {
   all_fail(w, all_of(w), 1, BEATS(w), MLFAB_ERR_MISMATCH, who);
 }
 
-/* It says goodbye: what it has called still works everywhere; of the rest all hear, once, that it has left. */
+/* A rank says goodbye. Its calls still work everywhere. In later calls each other rank hears, once, that it has left. */
 static void leaves(world *w, uint64_t seed, uint32_t who) {
   rank *r = &w->ranks[who];
   int early = seed % 4 < 2;

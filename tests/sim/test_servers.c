@@ -5,9 +5,9 @@
  * BSP all elements of a worker count the same number of updates in every pull, whatever server has them. In the end
  * every update is in the model once.
  *
- * Growth: workers join, leave, and die before their first update. With BSP the updates of worker 0, which is there from the
- * first round to the last, count the rounds: each other worker must be missing from all rounds before one, the same at all
- * servers, and be in all rounds from that one on.
+ * Growth: workers join, leave, and die before their first update. Worker 0 is there from the first round to the last: with
+ * BSP its updates count the rounds. Each other worker is in no round before its first round, and in all later rounds. All
+ * servers agree on that round.
  *
  * Changes: servers come and go, too, and get slices and give them away. A server dies only while it has no slices, or while
  * a move is to give it its first ones. */
