@@ -39,6 +39,13 @@ TESTING_UNUSED static void testing_add(const char *name, CMUnitTestFunction run,
   }                                                               \
   static void name(void **testing_state TESTING_UNUSED)
 #define TEST(name) TEST_WITH(name, NULL, NULL)
+/* A test once more, with other functions around it. */
+#define TEST_AGAIN(name, begin, end)                            \
+  __attribute__((constructor)) static void name##_again(void) { \
+    testing_add(#name " again", name, begin, end);              \
+  }                                                             \
+  static void name(void **)
+
 /* How many of the tests failed. */
 TESTING_UNUSED static int testing_run(int words, char **word, CMFixtureFunction begin,
                                       CMFixtureFunction end) {

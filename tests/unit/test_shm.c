@@ -13,13 +13,11 @@
 
 #include <dirent.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
+#include "../testing.h"
 
 #if MLFAB_WITH_SHM
 
@@ -87,25 +85,51 @@ static mlfab_io_event end_next(struct end *end, uint32_t kind) {
   return event;
 }
 
-static void pair_open(struct end *a, struct end *b) {
-  end_open(a, "");
-  end_open(b, "");
-  assert_int_equal(table->connect(a->t, b->address, 7), 0);
-  for (int i = 0; i < 1000000 && (a->link == 0 || b->link == 0); i++) {
+static struct end a, b; /* the two ends of most tests */
+
+static void pair_open(void) {
+  end_open(&a, "");
+  end_open(&b, "");
+  assert_int_equal(table->connect(a.t, b.address, 7), 0);
+  for (int i = 0; i < 1000000 && (a.link == 0 || b.link == 0); i++) {
     mlfab_io_event event;
-    if (table->poll(a->t, &event) && event.kind == MLFAB_IO_UP) {
+    if (table->poll(a.t, &event) && event.kind == MLFAB_IO_UP) {
       assert_int_equal(event.token, 7);
-      a->link = event.link;
+      a.link = event.link;
     }
-    if (table->poll(b->t, &event) && event.kind == MLFAB_IO_UP) b->link = event.link;
+    if (table->poll(b.t, &event) && event.kind == MLFAB_IO_UP) b.link = event.link;
   }
-  assert_true(a->link != 0 && b->link != 0);
+  assert_true(a.link != 0 && b.link != 0);
 }
 
-static void pair_close(struct end *a, struct end *b) {
-  end_close(a);
-  end_close(b);
+static void pair_close(void) {
+  end_close(&a);
+  end_close(&b);
 }
+
+static int pair(void **state) {
+  (void)state;
+  pair_open();
+  return 0;
+}
+
+static int unpair(void **state) {
+  (void)state;
+  pair_close();
+  return 0;
+}
+
+static int expect_neighbours(void **state, uint32_t count) {
+  (void)state;
+  neighbours = count;
+  return 0;
+}
+
+/* So many neighbours that rings are small. */
+static int small(void **state) { return expect_neighbours(state, 129); }
+static int large(void **state) { return expect_neighbours(state, 0); }
+static int small_pair(void **state) { return small(state) | pair(state); }
+static int small_unpair(void **state) { return unpair(state) | large(state); }
 
 /* ---- frames whose bytes all follow from their number ---- */
 
@@ -163,6 +187,12 @@ static void frame_compare(const mlfab_io_event *event, uint64_t number, uint32_t
   assert_true(shape.bulk == 0 || memcmp(event->bulk, source + shape.shift, shape.bulk) == 0);
 }
 
+static void frame_receive(struct end *end, uint64_t number, uint32_t bulk_max) {
+  mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
+  frame_compare(&event, number, bulk_max);
+  table->release(end->t, &event);
+}
+
 static void send_blocking(struct end *end, uint64_t number, uint32_t bulk_max) {
   int code;
   while ((code = frame_send(end, number, bulk_max, 0)) == MLFAB_ERR_AGAIN)
@@ -204,29 +234,9 @@ static void stream_consume(struct end *end, uint64_t count, uint32_t bulk_max) {
   }
 }
 
-static void test_stress(void **state) {
-  static const uint32_t bulks[3] = {100, 60000, MLFAB_BULK_MAX / 2};
-  (void)state;
-  for (uint32_t k = 0; k < 3; k++) {
-    struct end a, b;
-    pthread_t thread;
-    pair_open(&a, &b);
-    struct stream stream = {&a, k == 2 ? 300 : 3000, bulks[k]};
-    assert_int_equal(pthread_create(&thread, NULL, stream_produce, &stream), 0);
-    stream_consume(&b, stream.count, bulks[k]);
-    pthread_join(thread, NULL);
-    assert_true(k == 0 || a.t->live[0]->head > 2 * RING); /* it has wrapped */
-    assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
-    pair_close(&a, &b);
-  }
-}
-
-static void test_full(void **state) {
-  struct end a, b;
+TEST_WITH(test_full, pair, unpair) {
   mlfab_io_event event;
   uint64_t sent = 0, got = 0;
-  (void)state;
-  pair_open(&a, &b);
   /* Two of the largest frames fit at once, whatever was sent before. */
   for (uint64_t round = 0; round < 50; round++) {
     static uint8_t head[64 + MLFAB_META_MAX];
@@ -249,47 +259,34 @@ static void test_full(void **state) {
     end_next(&a, MLFAB_IO_WRITABLE);
     assert_int_equal(table->poll(a.t, &event), 0);
     assert_int_equal(frame_send(&a, round, 300, 0), 0); /* shifts the offset */
-    event = end_next(&b, MLFAB_IO_FRAME);
-    frame_compare(&event, round, 300);
-    table->release(b.t, &event);
+    frame_receive(&b, round, 300);
   }
   /* Small frames: no WRITABLE before a quarter is free. */
   while (frame_send(&a, sent, 3000, 0) == 0) sent++;
   assert_int_equal(frame_send(&a, sent, 3000, 0), MLFAB_ERR_AGAIN);
   while (!table->poll(a.t, &event)) {
     assert_true(got < sent);
-    event = end_next(&b, MLFAB_IO_FRAME);
-    frame_compare(&event, got++, 3000);
-    table->release(b.t, &event);
+    frame_receive(&b, got++, 3000);
   }
   assert_int_equal(event.kind, MLFAB_IO_WRITABLE);
   assert_true(b.t->live[0]->released + RING - a.t->live[0]->head >= RING / 4);
   assert_true(got < sent);
-  pair_close(&a, &b);
 }
 
-static void test_allocations(void **state) {
-  struct end a, b;
+TEST_WITH(test_allocations, pair, unpair) {
   uint64_t before = 0;
-  (void)state;
-  pair_open(&a, &b);
   for (uint64_t i = 0; i < 3000; i++) {
     if (i == 1000) before = a.t->env.allocations + b.t->env.allocations;
     assert_int_equal(frame_send(&a, i, 100000, i + 1), 0);
     end_next(&a, MLFAB_IO_SENT);
-    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
-    frame_compare(&event, i, 100000);
-    table->release(b.t, &event);
+    frame_receive(&b, i, 100000);
   }
   assert_int_equal(a.t->env.allocations + b.t->env.allocations, before);
-  pair_close(&a, &b);
 }
+TEST_AGAIN(test_allocations, small_pair, small_unpair);
 
 /* A frame stays valid after its link is gone, until it is released. */
-static void test_borrowed_beyond_down(void **state) {
-  struct end a, b;
-  (void)state;
-  pair_open(&a, &b);
+TEST_WITH(test_borrowed_beyond_down, pair, unpair) {
   for (uint64_t i = 0; i < 3; i++) assert_int_equal(frame_send(&a, i, 5000, 0), 0);
   table->disconnect(a.t, a.link);
   mlfab_io_event first = end_next(&b, MLFAB_IO_FRAME), second = end_next(&b, MLFAB_IO_FRAME);
@@ -304,8 +301,8 @@ static void test_borrowed_beyond_down(void **state) {
   assert_int_equal(b.t->links, 1);
   table->release(b.t, &third);
   assert_int_equal(b.t->links, 0);
-  pair_close(&a, &b);
 }
+TEST_AGAIN(test_borrowed_beyond_down, small_pair, small_unpair);
 
 /* ---- references ---- */
 
@@ -333,12 +330,15 @@ static void expect_bytes(const mlfab_io_event *event, uint8_t byte) {
   for (uint32_t i = 0; i < event->bulk_bytes; i++) assert_int_equal(at[i], byte);
 }
 
+static void receive_bytes(struct end *end, uint8_t byte) {
+  mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
+  expect_bytes(&event, byte);
+  table->release(end->t, &event);
+}
+
 /* What is lent is not copied, and comes back when it is released; all else is copied. */
-static void test_references(void **state) {
-  struct end a, b;
+TEST_WITH(test_references, pair, unpair) {
   mlfab_io_event event;
-  (void)state;
-  pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, AREA + 100);
   const struct {
     uint32_t at, bytes;
@@ -372,16 +372,12 @@ static void test_references(void **state) {
   event = end_next(&b, MLFAB_IO_FRAME);
   assert_true(in_ring(&b, event.bulk));
   table->release(b.t, &event);
-  pair_close(&a, &b);
 }
 
 /* More references than a link may have: AGAIN, then WRITABLE. */
-static void test_many_references(void **state) {
-  struct end a, b;
+TEST_WITH(test_many_references, pair, unpair) {
   mlfab_io_event event;
   uint64_t sent = 0;
-  (void)state;
-  pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, AREA);
   memset(area, 7, AREA);
   while (bulk_send(&a, area + sent % 8 * CHUNK, CHUNK, sent + 1) == 0) sent++;
@@ -389,9 +385,7 @@ static void test_many_references(void **state) {
   assert_int_equal(table->poll(a.t, &event), 0);
   for (uint64_t i = 0, told = 0; i < sent; i++) {
     int writable = 0;
-    event = end_next(&b, MLFAB_IO_FRAME);
-    expect_bytes(&event, 7);
-    table->release(b.t, &event);
+    receive_bytes(&b, 7);
     while (table->poll(a.t, &event)) {
       if (event.kind == MLFAB_IO_WRITABLE)
         writable = 1;
@@ -401,17 +395,14 @@ static void test_many_references(void **state) {
     assert_int_equal(told, i + 1);
     assert_int_equal(writable, i == SHM_LENT / 2);
   }
-  pair_close(&a, &b);
 }
 
 /* The bytes that arrive are those that were given, though their owner uses them otherwise as soon as it may: after detach
  * (one token of several), after disconnect, and after it has closed. The receiver reads late. */
-static void test_taken_back(void **state) {
-  (void)state;
+TEST(test_taken_back) {
   for (int how = 0; how < 4; how++) {
-    struct end a, b;
     mlfab_io_event event;
-    pair_open(&a, &b);
+    pair_open();
     uint8_t *area = area_alloc(&a, AREA);
     for (uint32_t i = 0; i < 8; i++) {
       memset(area + i * CHUNK, (int)i + 1, CHUNK);
@@ -457,18 +448,16 @@ static void test_taken_back(void **state) {
       table->release(b.t, &event);
     }
     if (how < 3)
-      pair_close(&a, &b);
+      pair_close();
     else
       end_close(&b);
   }
 }
+TEST_AGAIN(test_taken_back, small, large);
 
 /* Areas whose addresses are next to each other are lent one after the other, and taken back together. */
-static void test_neighbours(void **state) {
-  struct end a, b;
+TEST_WITH(test_neighbours, pair, unpair) {
   uint8_t *areas[8], *low = NULL;
-  (void)state;
-  pair_open(&a, &b);
   for (int i = 0; i < 8; i++) areas[i] = area_alloc(&a, CHUNK);
   for (int i = 0; i < 64 && low == NULL; i++)
     if (areas[i / 8] + CHUNK == areas[i % 8]) low = areas[i / 8];
@@ -483,39 +472,29 @@ static void test_neighbours(void **state) {
     expect_bytes(&event, 3);
     table->release(b.t, &event);
   }
-  pair_close(&a, &b);
 }
 
 /* A receiver without address space reads a file instead of mapping it. */
-static void test_not_mapped(void **state) {
-  struct end a, b;
-  (void)state;
-  pair_open(&a, &b);
+TEST_WITH(test_not_mapped, pair, unpair) {
   uint8_t *area = area_alloc(&a, AREA);
   for (int round = 0; round < 3; round++) {
     memset(area, round, AREA);
     assert_int_equal(bulk_send(&a, area + CHUNK, CHUNK, 1), 0);
-    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
-    expect_bytes(&event, (uint8_t)round);
-    table->release(b.t, &event);
+    receive_bytes(&b, (uint8_t)round);
     end_next(&a, MLFAB_IO_SENT);
     struct shm_view *view = &b.t->live[0]->refers->views[0];
     mlfab__shm_span span;
     if (round > 0) continue;
     assert_int_equal(mlfab__shm_memory_find(a.memory, area, AREA, &span), 1);
-    munmap((void *)(uintptr_t)view->at, view->bytes);
+    mlfab__shm_memory_unmap(b.t->lender->memory, view->at, view->bytes);
     view->at = NULL;
     view->fd = dup(span.fd);
   }
-  pair_close(&a, &b);
 }
 
 /* Memory comes and goes: places of files are used again, and no descriptor and no mapping is left. */
-static void test_files(void **state) {
-  struct end a, b;
+TEST_WITH(test_files, pair, unpair) {
   uint8_t *areas[SHM_FILES + 4];
-  (void)state;
-  pair_open(&a, &b);
   int descriptors = entries("/proc/self/fd", "");
   for (int round = 0; round < 5; round++) {
     for (uint32_t i = 0; i < SHM_FILES + 4; i++) {
@@ -532,35 +511,42 @@ static void test_files(void **state) {
       mlfab__shm_memory_functions()->release(a.memory, areas[i], 0);
   }
   assert_int_equal(entries("/proc/self/fd", ""), descriptors);
-  pair_close(&a, &b);
+}
+
+enum { MOST = 256 };
+static int taken[MOST], ntaken;
+static struct rlimit before_taking;
+
+/* Takes all descriptors that this process may have. */
+static void take_descriptors(void) {
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before_taking), 0);
+  struct rlimit few = before_taking;
+  few.rlim_cur = mlfab__min(few.rlim_cur, MOST);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (ntaken < MOST && (taken[ntaken] = dup(0)) >= 0) ntaken++;
+}
+
+static void give_descriptors_back(void) {
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before_taking), 0);
+  while (ntaken > 0) close(taken[--ntaken]);
 }
 
 /* A receiver that has no descriptor left maps what its peer passes; a sender that has none copies. */
-static void test_files_without_descriptors(void **state) {
-  enum { MOST = 256 };
-  struct rlimit before, few;
-  struct end a, b;
-  int taken[MOST], n = 0;
-  (void)state;
-  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-  few = before;
-  few.rlim_cur = mlfab__min(before.rlim_cur, MOST);
+TEST(test_files_without_descriptors) {
   for (int sender = 0; sender < 2; sender++) {
-    pair_open(&a, &b);
+    pair_open();
     uint8_t *area = area_alloc(&a, CHUNK);
     memset(area, 9, CHUNK);
     if (!sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
+    take_descriptors();
     if (sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
     mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
     assert_int_equal(in_ring(&b, event.bulk), sender);
     expect_bytes(&event, 9);
     table->release(b.t, &event);
-    while (n > 0) close(taken[--n]);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    give_descriptors_back();
     end_next(&a, MLFAB_IO_SENT);
-    pair_close(&a, &b);
+    pair_close();
   }
 }
 
@@ -576,11 +562,8 @@ static void *late_release(void *user) {
   return NULL;
 }
 
-static void test_return_wakes(void **state) {
-  struct end a, b;
+TEST_WITH(test_return_wakes, pair, unpair) {
   pthread_t thread;
-  (void)state;
-  pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, CHUNK);
   assert_int_equal(pthread_create(&thread, NULL, late_release, &b), 0);
   for (uint64_t i = 0; i < 2000; i++) {
@@ -590,7 +573,6 @@ static void test_return_wakes(void **state) {
   }
   pthread_join(thread, NULL);
   assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
-  pair_close(&a, &b);
 }
 
 /* ---- sleepers ---- */
@@ -600,39 +582,16 @@ enum { PINGS = 20000 };
 static void *ping_answer(void *user) {
   struct end *end = user;
   for (uint64_t i = 0; i < PINGS; i++) {
-    mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
-    frame_compare(&event, i, 0);
-    table->release(end->t, &event);
+    frame_receive(end, i, 0);
     assert_int_equal(frame_send(end, i, 0, 0), 0);
     table->flush(end->t);
   }
   return NULL;
 }
 
-static void test_no_lost_wake(void **state) {
-  struct end a, b;
+/* The side that asks sleeps in wait, or on the descriptor. */
+static void ping(int on_descriptor) {
   pthread_t thread;
-  (void)state;
-  pair_open(&a, &b);
-  assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
-  for (uint64_t i = 0; i < PINGS; i++) {
-    assert_int_equal(frame_send(&a, i, 0, 0), 0);
-    table->flush(a.t);
-    mlfab_io_event event = end_next(&a, MLFAB_IO_FRAME);
-    table->release(a.t, &event);
-  }
-  pthread_join(thread, NULL);
-  assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
-  assert_true(atomic_load(&a.t->rings) <= PINGS + 2); /* at most one system call per sleep */
-  pair_close(&a, &b);
-}
-
-/* The same; one side sleeps on the descriptor. */
-static void test_descriptor(void **state) {
-  struct end a, b;
-  pthread_t thread;
-  (void)state;
-  pair_open(&a, &b);
   assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
   for (uint64_t i = 0; i < PINGS; i++) {
     mlfab_io_event event;
@@ -640,6 +599,11 @@ static void test_descriptor(void **state) {
     table->flush(a.t);
     while (!table->poll(a.t, &event)) {
       struct pollfd one = {table->fd(a.t), POLLIN, 0};
+      table->flush(a.t);
+      if (!on_descriptor) {
+        table->wait(a.t, 60 * SECONDS);
+        continue;
+      }
       if (!table->arm(a.t, 1)) assert_int_equal(poll(&one, 1, 60000), 1);
       table->arm(a.t, 0);
     }
@@ -647,8 +611,16 @@ static void test_descriptor(void **state) {
     table->release(a.t, &event);
   }
   pthread_join(thread, NULL);
-  pair_close(&a, &b);
+  assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
 }
+
+TEST_WITH(test_no_lost_wake, pair, unpair) {
+  ping(0);
+  assert_true(atomic_load(&a.t->rings) <= PINGS + 2); /* at most one system call per sleep */
+}
+TEST_AGAIN(test_no_lost_wake, small_pair, small_unpair);
+
+TEST_WITH(test_descriptor, pair, unpair) { ping(1); }
 
 /* wait runs beside a thread that opens and closes links, and beside wake. */
 static void *wake_often(void *user) {
@@ -665,10 +637,8 @@ static void *wait_often(void *user) {
   return NULL;
 }
 
-static void test_wait_beside(void **state) {
-  struct end a, b;
+TEST(test_wait_beside) {
   pthread_t waiter, waker;
-  (void)state;
   end_open(&a, "");
   end_open(&b, "");
   atomic_store(&waiter_stop, false);
@@ -695,8 +665,9 @@ static void test_wait_beside(void **state) {
   table->wake(a.t);
   pthread_join(waiter, NULL);
   pthread_join(waker, NULL);
-  pair_close(&a, &b);
+  pair_close();
 }
+TEST_AGAIN(test_wait_beside, small, large);
 
 /* ---- processes that die ---- */
 
@@ -725,9 +696,8 @@ static void child_stream(const char *address) {
   }
 }
 
-static void test_killed(void **state) {
+TEST(test_killed) {
   int before = entries("/dev/shm", "mlfab");
-  (void)state;
   for (int round = 0; round < 10; round++) {
     struct end end;
     mlfab_io_event event = {0};
@@ -742,9 +712,7 @@ static void test_killed(void **state) {
     }
     end_next(&end, MLFAB_IO_UP);
     while (got < 100 + 37 * (uint64_t)round) {
-      event = end_next(&end, MLFAB_IO_FRAME);
-      frame_compare(&event, got++, 30000);
-      table->release(end.t, &event);
+      frame_receive(&end, got++, 30000);
     }
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -767,6 +735,7 @@ static void test_killed(void **state) {
   }
   assert_int_equal(entries("/dev/shm", "mlfab"), before);
 }
+TEST_AGAIN(test_killed, small, large);
 
 /* ---- hostile peers ---- */
 
@@ -786,7 +755,7 @@ static void expect_down(struct end *end, int code) {
   assert_int_equal(end->t->live_count, 0);
 }
 
-static void test_hostile_word(void **state) {
+TEST(test_hostile_word) {
   const uint64_t valid = UINT64_C(1) << 63;
   const uint64_t words[] = {1,
                             UINT64_C(64) << 32,                       /* not valid */
@@ -798,42 +767,35 @@ static void test_hostile_word(void **state) {
                             valid | UINT64_C(65) << 32, /* differs from the frame's header */
                             valid | UINT64_C(64) << 32 | 1,
                             UINT64_MAX};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(words); i++) {
-    struct end a, b;
     uint8_t head[64];
-    pair_open(&a, &b);
+    pair_open();
     struct shm_link *link = a.t->live[0];
     head_of(1, (struct shape){0, 0, 0}, head);
     memcpy(link->tx + 8, head, 64);
     atomic_store(shm_word(link->tx, 0), words[i]);
     expect_down(&b, MLFAB_ERR_FRAME);
     assert_int_equal(slots_taken(b.t), 0);
-    pair_close(&a, &b);
+    pair_close();
   }
 }
+TEST_AGAIN(test_hostile_word, small, large);
 
-static void test_hostile_head(void **state) {
-  struct end a, b;
+TEST_WITH(test_hostile_head, pair, unpair) {
   uint8_t head[64];
-  (void)state;
-  pair_open(&a, &b);
   head_of(1, (struct shape){0, 0, 0}, head);
   head[30] ^= 1; /* the header's checksum no longer fits */
   assert_int_equal(table->send(a.t, a.link, head, 64, NULL, 0, 0), 0);
   expect_down(&b, MLFAB_ERR_CRC);
   assert_int_equal(slots_taken(b.t), 0);
-  pair_close(&a, &b);
 }
 
-static void test_hostile_tail(void **state) {
+TEST(test_hostile_tail) {
   const uint64_t tails[] = {UINT64_MAX, RING * UINT64_C(4), 3, 0};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(tails); i++) {
-    struct end a, b;
     mlfab_io_event event;
     int code = 0;
-    pair_open(&a, &b);
+    pair_open();
     /* so that the tail has moved, and the other side knows it */
     for (uint64_t k = 0; k < 600; k++) {
       send_blocking(&a, k, 60000);
@@ -844,20 +806,18 @@ static void test_hostile_tail(void **state) {
       code = frame_send(&a, k, 60000, 0);
     assert_int_equal(code, MLFAB_ERR_PEER_CLOSED);
     expect_down(&a, MLFAB_ERR_FRAME);
-    pair_close(&a, &b);
+    pair_close();
   }
 }
 
 /* Overwrites everything that a peer can write with random bytes, again and again: no access outside the
  * mapping, and every call returns. */
-static void test_hostile_noise(void **state) {
+TEST(test_hostile_noise) {
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (int round = 0; round < 300; round++) {
-    struct end a, b;
     mlfab_io_event event;
-    pair_open(&a, &b);
+    pair_open();
     struct shm_link *hand = a.t->live[0];
     for (int step = 0; step < 20 && b.t->live_count > 0; step++) {
       uint64_t what = mlfab__rng_below(&prng, 4), value = mlfab__rng_next(&prng);
@@ -873,19 +833,18 @@ static void test_hostile_noise(void **state) {
         if (event.kind == MLFAB_IO_FRAME) table->release(b.t, &event);
       table->wait(b.t, 1000);
     }
-    pair_close(&a, &b);
+    pair_close();
   }
 }
+TEST_AGAIN(test_hostile_noise, small, large);
 
 /* References to what was not passed, or beyond it; files that are not sealed, or of another size; a file in the place of one
  * that is being read; other packets on the life line. */
-static void test_hostile_reference(void **state) {
-  (void)state;
+TEST(test_hostile_reference) {
   for (int i = 0; i < 12; i++) {
-    struct end a, b;
     struct shm_reference reference = {0, 0};
     uint8_t head[64];
-    pair_open(&a, &b);
+    pair_open();
     uint8_t *area = area_alloc(&a, AREA);
     assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
     mlfab_io_event held = end_next(&b, MLFAB_IO_FRAME);
@@ -918,15 +877,13 @@ static void test_hostile_reference(void **state) {
     expect_bytes(&held, 0); /* still mapped */
     table->release(b.t, &held);
     assert_int_equal(slots_taken(b.t), 0);
-    pair_close(&a, &b);
+    pair_close();
   }
 }
+TEST_AGAIN(test_hostile_reference, small, large);
 
 /* A peer that passes files without end: few of them are looked at at a time. */
-static void test_hostile_files(void **state) {
-  struct end a, b;
-  (void)state;
-  pair_open(&a, &b);
+TEST_WITH(test_hostile_files, pair, unpair) {
   int fd = mlfab__shm_file("test", 4096, 0), life = a.t->live[0]->fd;
   struct shm_file file = {SHM_FILE_MAGIC, 0, 1, 4096};
   while (file.number < 1000 && mlfab__shm_packet_post(life, &file, sizeof file, &fd, 1))
@@ -935,7 +892,6 @@ static void test_hostile_files(void **state) {
   b.t->lend->hear(b.t, b.t->live[0]);
   assert_int_equal(b.t->live[0]->refers->views[0].number, 2 * SHM_FILES);
   close(fd);
-  pair_close(&a, &b);
 }
 
 /* ---- strangers ---- */
@@ -948,6 +904,24 @@ static int stranger(const struct end *end) {
   return fd;
 }
 
+/* `end` connects, with token 5, to a peer that the test plays. Returns the peer's socket. */
+static int played_peer(struct end *end) {
+  static int count;
+  char name[64], address[80];
+  struct sockaddr_un at;
+  int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  snprintf(name, sizeof name, "played-%d-%d", (int)getpid(), count++);
+  snprintf(address, sizeof address, "shm:%s", name);
+  socklen_t bytes = shm_sockaddr(name, &at);
+  assert_int_equal(bind(listener, (struct sockaddr *)(void *)&at, bytes), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  assert_int_equal(table->connect(end->t, address, 5), 0);
+  int fd = accept(listener, NULL, NULL);
+  assert_true(fd >= 0);
+  close(listener);
+  return fd;
+}
+
 /* Passes these descriptors in an otherwise correct packet; they must be refused. */
 static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
   int fd = stranger(end), fds[3] = {segment, bell, event_fd};
@@ -957,11 +931,10 @@ static void stranger_passes(struct end *end, int segment, int bell, int event_fd
   close(fd);
 }
 
-static void test_strangers(void **state) {
+TEST(test_strangers) {
   struct end end, peer;
   mlfab_io_event event;
   int fds[100], refused = 0;
-  (void)state;
   end_open(&end, "");
   int garbage = stranger(&end), silent = stranger(&end), unsealed = memfd_create("x", MFD_CLOEXEC);
   assert_int_equal(send(garbage, "hello there, stranger", 21, 0), 21);
@@ -996,14 +969,14 @@ static void test_strangers(void **state) {
   for (int i = 0; i < 100; i++) close(fds[i]);
   close(segment), close(bell), close(small), close(event_fd), close(unsealed);
   close(pipes[0]), close(pipes[1]);
-  pair_close(&end, &peer);
+  end_close(&end);
+  end_close(&peer);
 }
 
 /* ---- small rings ---- */
 
-static void test_share(void **state) {
+TEST(test_share) {
   uint32_t last = RING;
-  (void)state;
   for (uint64_t n = 0; n < 5000; n++) {
     uint32_t share = shm_share(n);
     assert_true(share <= last && share >= 2 * CONTROL && share % CONTROL == 0);
@@ -1018,11 +991,9 @@ static void test_share(void **state) {
 }
 
 /* Both ends use the smaller size; links that are there already count, too. */
-static void test_agreed(void **state) {
+TEST(test_agreed) {
   static const uint32_t expected[4][2] = {{0, 0}, {0, 33}, {33, 0}, {20, 129}};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(expected); i++) {
-    struct end a, b;
     neighbours = expected[i][0];
     end_open(&a, "");
     neighbours = expected[i][1];
@@ -1037,7 +1008,7 @@ static void test_agreed(void **state) {
       assert_int_equal(ours->ring, shm_share(most));
       assert_int_equal(theirs->ring, shm_share(most));
     }
-    pair_close(&a, &b);
+    pair_close();
   }
 }
 
@@ -1051,31 +1022,37 @@ static void expect_pool_empty(struct end *end) {
   assert_int_equal(end->t->lender->lending, 0);
 }
 
-static void test_small_stress(void **state) {
-  static const uint32_t bulks[3] = {30000, 200000, MLFAB_BULK_MAX};
-  (void)state;
-  for (uint32_t k = 0; k < 3; k++) {
-    struct end a, b;
+TEST(test_stress) {
+  static const struct {
+    uint32_t neighbours, bulk, ring;
+    uint64_t count;
+    int wraps;
+  } cases[] = {{0, 100, RING, 3000, 0},
+               {0, 60000, RING, 3000, 1},
+               {0, MLFAB_BULK_MAX / 2, RING, 300, 1},
+               {129, 30000, 2 * CONTROL, 3000, 1},
+               {129, 200000, 2 * CONTROL, 3000, 1},
+               {129, MLFAB_BULK_MAX, 2 * CONTROL, 500, 1}};
+  for (size_t k = 0; k < MLFAB__COUNT(cases); k++) {
     pthread_t thread;
-    pair_open(&a, &b);
-    struct stream stream = {&a, k == 2 ? 500 : 3000, bulks[k]};
+    neighbours = cases[k].neighbours;
+    pair_open();
+    struct stream stream = {&a, cases[k].count, cases[k].bulk};
     assert_int_equal(pthread_create(&thread, NULL, stream_produce, &stream), 0);
-    stream_consume(&b, stream.count, bulks[k]);
+    stream_consume(&b, stream.count, stream.bulk_max);
     pthread_join(thread, NULL);
-    assert_int_equal(a.t->live[0]->ring, 2 * CONTROL);
-    assert_true(a.t->live[0]->head > 4 * CONTROL); /* it has wrapped */
+    assert_int_equal(a.t->live[0]->ring, cases[k].ring);
+    if (cases[k].wraps) assert_true(a.t->live[0]->head > 2 * cases[k].ring);
     assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
     expect_pool_empty(&a);
-    pair_close(&a, &b);
+    pair_close();
   }
+  neighbours = 0;
 }
 
 /* Two of the largest bulks are under way at once, in the lowest places of the pool, and half a MiB of others. */
-static void test_small_full(void **state) {
-  struct end a, b;
+TEST_WITH(test_small_full, small_pair, small_unpair) {
   mlfab_io_event event;
-  (void)state;
-  pair_open(&a, &b);
   for (uint32_t round = 0; round < 40; round++) {
     const uint32_t bytes = round % 2 ? MLFAB_BULK_MAX : 131072 - 64, most = round % 2 ? 2 : 4;
     for (uint32_t k = 0; k < most; k++)
@@ -1100,14 +1077,11 @@ static void test_small_full(void **state) {
     assert_int_equal(a.t->lender->pool.bits[1] | a.t->lender->pool.bits[2], 0);
     expect_pool_empty(&a);
   }
-  pair_close(&a, &b);
 }
 
 /* A link ends while its peer reads from the pool: the peer goes on reading what was sent, though others are sent more. */
-static void test_small_lost(void **state) {
-  struct end a, b, c;
-  (void)state;
-  pair_open(&a, &b);
+TEST_WITH(test_small_lost, small_pair, small_unpair) {
+  struct end c;
   end_open(&c, "");
   assert_int_equal(table->connect(a.t, c.address, 8), 0);
   end_next(&c, MLFAB_IO_UP);
@@ -1139,15 +1113,12 @@ static void test_small_lost(void **state) {
   end_next(&b, MLFAB_IO_DOWN);
   for (int i = 0; i < 2; i++) table->release(b.t, &held[i]);
   end_close(&c);
-  pair_close(&a, &b);
 }
 
 /* Many links, some of whose peers do not read: the others go on. */
-static void test_small_many(void **state) {
+TEST_WITH(test_small_many, small, large) {
   enum { LINKS = 40 };
-  struct end a, b;
   uint32_t links[LINKS];
-  (void)state;
   end_open(&a, "");
   end_open(&b, "");
   for (uint32_t i = 0; i < LINKS; i++) {
@@ -1171,7 +1142,7 @@ static void test_small_many(void **state) {
   }
   for (uint32_t i = 0; i < LINKS; i++) end_next(&a, MLFAB_IO_WRITABLE);
   expect_pool_empty(&a);
-  pair_close(&a, &b);
+  pair_close();
 }
 
 /* From now on it does without references, as a process that was built without them. */
@@ -1182,9 +1153,7 @@ static void end_plain(struct end *end) {
 
 /* One of two processes does without references: bulks are copied both ways, and rings are large. If it is asked for a small
  * ring, both learn why there is none. */
-static void test_plain(void **state) {
-  struct end a, b;
-  (void)state;
+TEST(test_plain) {
   for (int i = 0; i < 4; i++) {
     struct end *one = i & 1 ? &a : &b, *other = i & 1 ? &b : &a;
     neighbours = i < 2 ? 0 : 129;
@@ -1200,7 +1169,7 @@ static void test_plain(void **state) {
       event = end_next(&a, MLFAB_IO_DOWN);
       assert_int_equal(event.code, MLFAB_ERR_UNSUPPORTED);
       assert_non_null(strstr(event.text, "MLFAB_WITH_LEND"));
-      pair_close(&a, &b);
+      pair_close();
       continue;
     }
     b.link = end_next(&b, MLFAB_IO_UP).link;
@@ -1228,15 +1197,14 @@ static void test_plain(void **state) {
       atomic_store(shm_word(link->tx, link->tx_offset), word);
       assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
     }
-    pair_close(&a, &b);
+    pair_close();
   }
 }
 
 /* Sizes that a ring cannot have, from a peer that connects, and in an answer. */
-static void test_hostile_size(void **state) {
+TEST_WITH(test_hostile_size, small, large) {
   static const uint32_t sizes[] = {0, CONTROL, 2 * CONTROL + 4096, RING + CONTROL, UINT32_MAX};
   struct end end;
-  (void)state;
   end_open(&end, "");
   for (size_t i = 0; i < MLFAB__COUNT(sizes) + 1; i++) {
     uint32_t size = i < MLFAB__COUNT(sizes) ? sizes[i] : 2 * CONTROL;
@@ -1248,30 +1216,19 @@ static void test_hostile_size(void **state) {
     end_next(&end, MLFAB_IO_REFUSED);
     close(fd);
 
-    char name[64], address[80];
-    struct sockaddr_un at;
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(name, sizeof name, "size-%d-%zu", (int)getpid(), i);
-    snprintf(address, sizeof address, "shm:%s", name);
-    socklen_t bytes = shm_sockaddr(name, &at);
-    assert_int_equal(bind(listener, (struct sockaddr *)(void *)&at, bytes), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(table->connect(end.t, address, 5), 0);
-    assert_true((fd = accept(listener, NULL, NULL)) >= 0);
+    fd = played_peer(&end);
     /* Larger than what was asked for. */
     assert_true(
         shm_packet_send(end.t, fd, &fds[1], 2, i < MLFAB__COUNT(sizes) ? size : 3 * CONTROL));
     end_next(&end, MLFAB_IO_DOWN);
-    close(fd), close(listener), close(segment), close(bell), close(event_fd);
+    close(fd), close(segment), close(bell), close(event_fd);
   }
   end_close(&end);
 }
 
 /* Processes of two builds: each learns that the other one's protocol is older or newer than its own. */
-static void test_protocol(void **state) {
+TEST(test_protocol) {
   struct end end;
-  struct sockaddr_un at;
-  (void)state;
   end_open(&end, "");
   for (int newer = 0; newer < 2; newer++) {
     struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING,
@@ -1288,46 +1245,30 @@ static void test_protocol(void **state) {
     assert_int_equal(answer.protocol, MLFAB_PROTOCOL);
     close(fd);
 
-    char name[64], address[80];
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(name, sizeof name, "test-%d-%d", (int)getpid(), newer);
-    snprintf(address, sizeof address, "shm:%s", name);
-    socklen_t bytes = shm_sockaddr(name, &at);
-    assert_int_equal(bind(listener, (struct sockaddr *)(void *)&at, bytes), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(table->connect(end.t, address, 5), 0);
-    assert_true((fd = accept(listener, NULL, NULL)) >= 0);
+    fd = played_peer(&end);
     assert_int_equal(send(fd, &hello, sizeof hello, 0), sizeof hello);
     event = end_next(&end, MLFAB_IO_DOWN);
     assert_int_equal(event.token, 5);
     assert_int_equal(event.code, code);
     assert_non_null(strstr(event.text, word));
     close(fd);
-    close(listener);
   }
   end_close(&end);
 }
 
 /* Without a free descriptor a stranger that has sent nothing is closed for the new caller. When there is
  * none, the caller waits, and does not keep a sleeper awake. */
-static void test_no_descriptors(void **state) {
-  enum { MOST = 256 };
-  struct rlimit before, few;
+TEST(test_no_descriptors) {
   struct end end;
   mlfab_io_event event;
-  int taken[MOST], callers[2] = {-1, -1};
-  (void)state;
+  int callers[2] = {-1, -1};
   end_open(&end, "");
-  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-  few = before;
-  few.rlim_cur = mlfab__min(before.rlim_cur, MOST);
   for (uint32_t waiting = 0; waiting < 2; waiting++) {
-    int n = 0, refused = 0;
+    int refused = 0;
     if (waiting) callers[0] = stranger(&end);
     while (table->poll(end.t, &event)) continue;
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
-    close(taken[--n]);
+    take_descriptors();
+    close(taken[--ntaken]);
     callers[1] = stranger(&end);
     for (int i = 0; i < 20; i++) {
       atomic_store(&end.t->look, true);
@@ -1337,8 +1278,7 @@ static void test_no_descriptors(void **state) {
     assert_int_equal(poll(&sleeper, 1, 0), 0);
     assert_int_equal(refused, waiting);
     assert_int_equal(atomic_load(&end.t->half_count), waiting);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    while (n > 0) close(taken[--n]);
+    give_descriptors_back();
     for (int i = 0; i < 10000 && atomic_load(&end.t->half_count) == 0; i++) {
       atomic_store(&end.t->look, true);
       while (table->poll(end.t, &event)) continue;
@@ -1358,12 +1298,10 @@ static void test_no_descriptors(void **state) {
 
 /* ---- addresses ---- */
 
-static void test_addresses(void **state) {
-  struct end a, b;
+TEST(test_addresses) {
   char name[64], other[300];
   mlfab_error error;
   void *self;
-  (void)state;
   snprintf(name, sizeof name, "shm:test-%ld", (long)getpid());
   end_open(&a, name);
   end_open(&b, "");
@@ -1396,7 +1334,7 @@ static void test_addresses(void **state) {
   assert_int_equal(table->connect(a.t, a.address, 2), 0);
   end_next(&a, MLFAB_IO_UP);
   end_next(&a, MLFAB_IO_UP);
-  pair_close(&a, &b);
+  pair_close();
 }
 
 /* The k-th allocation fails: an error or silence, never a crash or a leak. */
@@ -1413,12 +1351,11 @@ static void failing_release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static void test_no_memory(void **state) {
-  const mlfab_env hooks = {
-      .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
-  (void)state;
+static const mlfab_env failing = {
+    .size = sizeof failing, .allocate = failing_allocate, .release = failing_release};
+
+TEST(test_no_memory) {
   for (long k = 0; k < 20; k++) {
-    struct end a, b;
     mlfab_error error;
     void *self = NULL;
     mlfab_io_event event;
@@ -1428,7 +1365,7 @@ static void test_no_memory(void **state) {
     fail_in = k;
     mlfab_transport_options options = {.size = sizeof options,
                                        .listen = "",
-                                       .env = &hooks,
+                                       .env = &failing,
                                        .error = &error,
                                        .neighbours = neighbours};
     if (table->open(&options, &self, b.address) != 0) {
@@ -1451,17 +1388,15 @@ static void test_no_memory(void **state) {
       }
     }
     assert_int_equal(got, 50);
-    pair_close(&a, &b);
+    pair_close();
   }
 }
+TEST_AGAIN(test_no_memory, small, large);
 
 /* An acceptor that lacks memory for a small ring hangs up. An answer would make the caller believe in the link. */
-static void test_small_answer(void **state) {
-  const mlfab_env hooks = {
-      .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
+TEST_WITH(test_small_answer, small, large) {
   const uint32_t size = 2 * CONTROL;
   int refused = 0, answered = 0;
-  (void)state;
   for (long k = 0; k < 8; k++) {
     struct end end = {0};
     mlfab_error error;
@@ -1469,7 +1404,7 @@ static void test_small_answer(void **state) {
     uint8_t byte;
     fail_in = -1;
     mlfab_transport_options options = {
-        .size = sizeof options, .env = &hooks, .error = &error, .neighbours = neighbours};
+        .size = sizeof options, .env = &failing, .error = &error, .neighbours = neighbours};
     assert_int_equal(table->open(&options, &self, end.address), 0);
     end.t = self;
     int segment = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)size, F_SEAL_SEAL);
@@ -1509,11 +1444,10 @@ static void child_with_child(const char *address, int tell, int end_with) {
 
 /* A stopped peer answers probes, because its process exists. A peer that died does not, even if a child of
  * its holds its descriptors. */
-static void test_probe(void **state) {
+TEST(test_probe) {
   int told[2], tell[2];
   pid_t heir = 0;
   struct end end;
-  (void)state;
   assert_int_equal(pipe(told) | pipe(tell), 0);
   end_open(&end, "");
   assert_true(table->caps & MLFAB_CAP_PROBE);
@@ -1536,65 +1470,21 @@ static void test_probe(void **state) {
 }
 
 /* A link within the host uses no network, so there is nothing to measure. */
-static void test_local(void **state) {
-  (void)state;
+TEST(test_local) {
   assert_int_equal(table->abi, MLFAB_TRANSPORT_ABI);
   assert_int_equal(table->size, sizeof *table);
   assert_true(table->caps & MLFAB_CAP_LOCAL);
   assert_null(table->measure);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stress),
-      cmocka_unit_test(test_full),
-      cmocka_unit_test(test_share),
-      cmocka_unit_test(test_agreed),
-      cmocka_unit_test(test_allocations),
-      cmocka_unit_test(test_borrowed_beyond_down),
-      cmocka_unit_test(test_no_lost_wake),
-      cmocka_unit_test(test_descriptor),
-      cmocka_unit_test(test_wait_beside),
-      cmocka_unit_test(test_killed),
-      cmocka_unit_test(test_hostile_word),
-      cmocka_unit_test(test_hostile_head),
-      cmocka_unit_test(test_hostile_tail),
-      cmocka_unit_test(test_hostile_noise),
-      cmocka_unit_test(test_strangers),
-      cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_no_memory),
-      cmocka_unit_test(test_local),
-      cmocka_unit_test(test_probe),
-      cmocka_unit_test(test_protocol),
-      cmocka_unit_test(test_no_descriptors),
-      cmocka_unit_test(test_references),
-      cmocka_unit_test(test_many_references),
-      cmocka_unit_test(test_taken_back),
-      cmocka_unit_test(test_files),
-      cmocka_unit_test(test_return_wakes),
-      cmocka_unit_test(test_hostile_reference),
-      cmocka_unit_test(test_files_without_descriptors),
-      cmocka_unit_test(test_neighbours),
-      cmocka_unit_test(test_not_mapped),
-      cmocka_unit_test(test_hostile_files),
-      cmocka_unit_test(test_plain),
-  };
-  const struct CMUnitTest small[] = {
-      cmocka_unit_test(test_small_stress),      cmocka_unit_test(test_small_full),
-      cmocka_unit_test(test_small_lost),        cmocka_unit_test(test_small_many),
-      cmocka_unit_test(test_hostile_size),      cmocka_unit_test(test_borrowed_beyond_down),
-      cmocka_unit_test(test_allocations),       cmocka_unit_test(test_no_lost_wake),
-      cmocka_unit_test(test_wait_beside),       cmocka_unit_test(test_killed),
-      cmocka_unit_test(test_hostile_word),      cmocka_unit_test(test_hostile_noise),
-      cmocka_unit_test(test_no_memory),         cmocka_unit_test(test_taken_back),
-      cmocka_unit_test(test_hostile_reference), cmocka_unit_test(test_small_answer),
-  };
+static int begin(void **state) {
+  (void)state;
   table = test_shm_table();
   source_fill();
-  int failures = cmocka_run_group_tests(tests, NULL, NULL);
-  neighbours = 129;
-  return failures + cmocka_run_group_tests(small, NULL, NULL);
+  return 0;
 }
+
+TESTS(begin, NULL)
 
 #else
 
