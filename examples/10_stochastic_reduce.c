@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab_partial.h"
+#include "example.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,16 +19,11 @@ enum { FEATURES = 16, STEPS = 400, EDGES = 4096 };
 
 static float weights[FEATURES];
 
-static float uniform(uint64_t *state) { /* -1 .. 1 */
-  *state = *state * 6364136223846793005u + 1442695040888963407u;
-  return (float)(*state >> 40) / (float)(1 << 23) - 1;
-}
-
 /* Fits this worker's model to a sample of its own: y = sum of f * x[f] over its features. */
 static void learn(uint32_t rank, uint32_t workers, uint64_t *state) {
   float x[FEATURES] = {0}, error = 0, norm = 0;
   for (uint32_t f = rank; f < FEATURES; f += workers) {
-    x[f] = uniform(state);
+    x[f] = example_uniform(state);
     error += (weights[f] - (float)f) * x[f];
     norm += x[f] * x[f];
   }

@@ -9,7 +9,7 @@
  * SPDX-License-Identifier: MIT
  */
 #define _POSIX_C_SOURCE 200809L
-#include "mlfab.h"
+#include "example.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -27,26 +27,7 @@ static int64_t step;
 
 static int64_t alive; /* workers that took part in the last agreement */
 
-static uint64_t state;
-static float uniform(void) { /* -1 to 1 */
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (float)(int32_t)(state >> 32) / 2147483648.0f;
-}
-
-/* The gradient of a batch of this worker's data: y = 1 x1 + 2 x2 + ... */
-static void compute(float *gradient) {
-  struct timespec pause = {0, 5000000};
-  nanosleep(&pause, NULL);
-  for (int f = 0; f < FEATURES; f++) gradient[f] = 0;
-  for (int i = 0; i < BATCH; i++) {
-    float x[FEATURES], error = 0;
-    for (int f = 0; f < FEATURES; f++) {
-      x[f] = uniform();
-      error += (weights[f] - (float)(f + 1)) * x[f];
-    }
-    for (int f = 0; f < FEATURES; f++) gradient[f] += 2 * error * x[f] / BATCH;
-  }
-}
+static uint64_t state; /* of this worker's samples */
 
 static void say(const char *what) {
   mlfab_error error;
@@ -90,11 +71,13 @@ static int agree(void) {
 
 /* One step with the same result on all workers, or an error that all live workers get. */
 static int advance(void) {
-  float gradient[FEATURES];
-  compute(gradient);
+  const struct timespec computing = {0, 5000000};
+  float gradient[FEATURES] = {0};
+  example_learn(weights, FEATURES, BATCH, 0.4f, &state, gradient);
+  nanosleep(&computing, NULL);
   int code = reduce(gradient, FEATURES, MLFAB_F32, MLFAB_OP_MEAN);
   if (code) return code;
-  for (int f = 0; f < FEATURES; f++) weights[f] -= 0.2f * gradient[f];
+  for (int f = 0; f < FEATURES; f++) weights[f] -= gradient[f];
   step++;
   return 0;
 }
@@ -110,42 +93,29 @@ static int compare(int *same_p) {
   return code;
 }
 
-static int train(int *same_p) {
-  int code = agree(), returned = step > 0, over = 0;
+static int train(mlfab *opened) {
+  fabric = opened;
+  int code = mlfab_rank(fabric, &rank, &workers, NULL), returned, over = 0, same = 0;
+  state = (uint64_t)rank + 1;
+  if (!code) code = agree();
+  returned = step > 0;
   if (!code && returned) printf("is back at step %d\n", (int)step);
   while (!code && !over) {
     int all = alive == (int64_t)workers;
     if (rank == VICTIM && step == DIES_AT && all && !returned) raise(SIGKILL);
     over = step == STEPS;
-    code = over ? compare(same_p) : advance();
+    code = over ? compare(&same) : advance();
     if (!code && !over && step % EVERY == 0) code = agree();
     if (!code) continue;
     say("goes on after");
     over = 0;
     code = agree();
   }
-  return code;
-}
-
-int main(void) {
-  mlfab_config config;
-  mlfab_error error;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
-  }
-  mlfab_rank(fabric, &rank, &workers, NULL);
-  state = (uint64_t)rank + 1;
-  int same = 0, code = train(&same);
-  if (code) {
-    say("failed");
-  } else if (!same) {
-    printf("weights differ\n");
-  } else {
+  if (!code && same)
     printf("weights %.3f %.3f %.3f ..., the same everywhere after %d steps\n", (double)weights[0],
            (double)weights[1], (double)weights[2], (int)step);
-  }
-  mlfab_close(&fabric);
-  return code || !same;
+  if (!code && !same) printf("weights differ\n");
+  return code || same ? code : MLFAB_ERR_INTERNAL;
 }
+
+int main(void) { return example_main(train); }

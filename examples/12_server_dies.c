@@ -19,7 +19,7 @@
  * SPDX-License-Identifier: MIT
  */
 #define _POSIX_C_SOURCE 200809L
-#include "mlfab.h"
+#include "example.h"
 
 #include <math.h>
 #include <signal.h>
@@ -40,26 +40,10 @@ static row rows[STEPS];
 
 /* --- the training --- */
 
-static uint64_t state;
-static float uniform(void) { /* -1 to 1 */
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (float)(int32_t)(state >> 32) / 2147483648.0f;
-}
-
 /* Adds -rate times the gradient at `w` to `sum`, over the batch that a worker has in a step. Returns the loss. */
 static double descend(const float *w, int32_t worker, int step, float *sum) {
-  double loss = 0;
-  state = (uint64_t)worker * 1000003u + (uint64_t)step * 7919u;
-  for (int b = 0; b < BATCH; b++) {
-    float x[DIMENSIONS], error = 0;
-    for (int i = 0; i < DIMENSIONS; i++) {
-      x[i] = uniform();
-      error += (w[i] - (float)i) * x[i];
-    }
-    for (int i = 0; i < DIMENSIONS; i++) sum[i] -= rate * error * x[i] / BATCH;
-    loss += (double)(error * error) / BATCH;
-  }
-  return loss;
+  uint64_t seed = (uint64_t)worker * 1000003u + (uint64_t)step * 7919u;
+  return example_learn(w, DIMENSIONS, BATCH, -rate, &seed, sum);
 }
 
 static double seconds(void) {

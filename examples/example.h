@@ -1,6 +1,6 @@
-/* example.h - parts that several examples share: main() of a worker, and all nodes of a simulation.
+/* example.h - parts that several examples share: main() of a worker, a small training problem, all nodes of a simulation.
  *
- * An example that includes mlfab_sim.h before it has both parts, else the first one. Copy it beside the example.
+ * An example that includes mlfab_sim.h before it has all parts, else the first two. Copy it beside the example.
  * SPDX-License-Identifier: MIT
  */
 #ifndef EXAMPLE_H
@@ -22,6 +22,30 @@ static inline int example_main(int (*work)(mlfab *fabric)) {
   }
   mlfab_close(&fabric);
   return status ? 1 : 0;
+}
+
+/* A number from -1 to 1. */
+static inline float example_uniform(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (float)(int32_t)(*state >> 32) / 2147483648.0f;
+}
+
+/* Draws a batch of samples of y = truth . x with truth[i] = i. Adds `scale` times the gradient of their mean squared error
+ * at `weights` to `sum`. Returns that error. */
+static inline double example_learn(const float *weights, int count, int batch, float scale,
+                                   uint64_t *state, float *sum) {
+  double loss = 0;
+  float x[64]; /* count: at most 64 */
+  for (int b = 0; b < batch; b++) {
+    float error = 0;
+    for (int i = 0; i < count; i++) {
+      x[i] = example_uniform(state);
+      error += (weights[i] - (float)i) * x[i];
+    }
+    for (int i = 0; i < count; i++) sum[i] += scale * error * x[i] / (float)batch;
+    loss += (double)(error * error) / batch;
+  }
+  return loss;
 }
 
 #ifdef MLFAB_SIM_H
