@@ -51,7 +51,7 @@
 #define MLFAB__INTERNAL static
 #endif
 
-/* ==== core/base/base.h - macros and helpers used by every file. Layer 0.
+/* ==== core/base/base.h - macros and helpers used by every file.
  *
  * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
  * built separately (tests of internals). Nothing here allocates or does I/O. */
@@ -419,7 +419,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 
-/* ==== core/base/error.c - the version, and the texts of error codes. Layer 0. */
+/* ==== core/base/error.c - the version, and the texts of error codes. */
 
 MLFAB_API const char *mlfab_version(void) { return MLFAB_VERSION; }
 
@@ -451,7 +451,7 @@ MLFAB_API const char *mlfab_error_text(int code) {
   }
 }
 
-/* ==== core/base/text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+/* ==== core/base/text.h - numbers, reasons and addresses as text, the same in every locale.
  *
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have decimal
  * points in every process. So each function here sets the C locale for its thread until it returns. */
@@ -477,7 +477,7 @@ MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
 /* Returns the reason why an address does not parse. An address without a known beginning counts as TCP. */
 MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
 
-/* ==== core/base/text.c - numbers and reasons as text. See text.h. Layer 0.
+/* ==== core/base/text.c - numbers and reasons as text. See text.h.
  *
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
 
@@ -596,7 +596,7 @@ MLFAB__INTERNAL const char *mlfab__address_fault(const char *address) {
                                                   : mlfab_error_text(MLFAB_ERR_ADDRESS);
 }
 
-/* ==== core/base/typed.h - units and names as people type them, in settings and in options of the tools. Layer 0. */
+/* ==== core/base/typed.h - units and names as people type them, in settings and in options of the tools. */
 
 typedef struct mlfab__word {
   const char *word; /* NULL: the end of the list */
@@ -636,7 +636,7 @@ static inline uint32_t mlfab__misspelt(const char *typed, const char *name) {
   return row[bytes] <= most ? row[bytes] : UINT32_MAX;
 }
 
-/* ==== core/base/env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
+/* ==== core/base/env.h - the hooks a node was given: memory, log, and error records. */
 
 /* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {
@@ -673,7 +673,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
 /* A readable duration: "350 ms", "2.5 s". Returns buffer. */
 MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
-/* ==== core/base/env.c - memory, log and error records on top of a node's hooks. Layer 0.
+/* ==== core/base/env.c - memory, log and error records on top of a node's hooks.
  *
  * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *
@@ -822,7 +822,7 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
 }
 
 #if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* ==== core/base/random.h - seeded random numbers (splitmix64, xoshiro256**). Layer 0. Same seed, same numbers. rng.h includes it. */
+/* ==== core/base/random.h - seeded random numbers (splitmix64, xoshiro256**). Same seed, same numbers. rng.h includes it. */
 
 typedef struct mlfab__rng {
   uint64_t s[4];
@@ -837,7 +837,7 @@ MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
 
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
-/* ==== core/base/rng.h - hashes, and for the groups that need them, seeded random numbers (random.h). Layer 0. */
+/* ==== core/base/rng.h - hashes, and for the groups that need them, seeded random numbers (random.h). */
 
 #define MLFAB__RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
@@ -846,7 +846,7 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
 /* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 
-/* ==== core/base/rng.c - hashes. Layer 0. Equal on every machine.
+/* ==== core/base/rng.c - hashes. Equal on every machine.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 
@@ -867,7 +867,7 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 }
 
 #if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* ==== core/base/random.c - seeded random numbers. Layer 0.
+/* ==== core/base/random.c - seeded random numbers.
  *
  * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
  * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
@@ -923,7 +923,7 @@ MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
 }
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
-/* ==== core/base/heap.h - a priority queue of timers. Layer 0.
+/* ==== core/base/heap.h - a priority queue of timers.
  *
  * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`: a caller that
  * numbers its entries gets the same order on every machine. An index is in the heap at most once; putting it again
@@ -1067,7 +1067,7 @@ MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index) {
   return index < heap->room && heap->where[index] != 0;
 }
 
-/* ==== core/base/map.h - a hash map from non-zero 64-bit keys to 32-bit values. Layer 0.
+/* ==== core/base/map.h - a hash map from non-zero 64-bit keys to 32-bit values.
  *
  * Open addressing with linear probing; deletion shifts entries back, so there are no tombstones. */
 
@@ -1156,7 +1156,7 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
 }
 
 #if MLFAB_WITH_COLL
-/* ==== core/base/pool.h - free blocks of memory by size class: repeated work then allocates nothing. Layer 0.
+/* ==== core/base/pool.h - free blocks of memory by size class: repeated work then allocates nothing.
  *
  * The sizes of blocks are the powers of two from 64 bytes to 2 GiB. Larger blocks are allocated and freed each time.
  * The link of the free list stands in front of the block. The pool never writes into the block: a transport may still
@@ -1586,7 +1586,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
 }
 
 #if MLFAB_WITH_SCHED
-/* ==== core/base/meter.h - tells whether an in-link has spare capacity. Layer 2.
+/* ==== core/base/meter.h - tells whether an in-link has spare capacity.
  *
  * Receivers (server, aggregator) release transfers in order. They release the next transfer as soon as the released
  * transfers leave capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts
@@ -1635,7 +1635,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 #endif /* MLFAB_WITH_SCHED */
 
 #if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* ==== core/base/shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
+/* ==== core/base/shm_memory.h - memory of this process that other processes of the host may map.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object.
  * Its users: collectives (shm_coll.h), and the shared-memory transport, which sends references into it.
@@ -1685,7 +1685,7 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 #endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
 #if MLFAB_WITH_COLL
-/* ==== core/base/shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
+/* ==== core/base/shm_coll.h - collectives of the processes of one host, in shared memory.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_coll.c. A context gets a table of its
  * functions. They block and send no frames: members communicate through words in memory that the others map.
@@ -1825,7 +1825,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
 
 #endif /* MLFAB_WITH_COLL */
 
-/* ==== core/wire/wire.h - frames: their header, their types, and the meta of each type. Layer 1.
+/* ==== core/wire/wire.h - frames: their header, their types, and the meta of each type.
  *
  * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk (tensor
  * bytes, at most MLFAB_BULK_MAX). All numbers are little-endian.
@@ -2022,11 +2022,11 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint64_t fabric;  /* a random number: one for each time that a fabric is formed */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. A frame PLACE has one entry: the place of a
+/* u32 node, roles, incarnation, hand, added; u64 nonce; text addresses. A frame PLACE has one entry: the place of a
  * server's copy, or of the scheduler that votes on it. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
+  uint32_t added; /* a server that has joined the running fabric (node.h, Growth) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -2056,22 +2056,24 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t term; /* a server with a replica: epoch of the record by which it serves; else 0 */
 } mlfab__hello;
 
+/* Kinds of HELLO_ACK: the worker was alive; it was dead, and rounds went on; no HELLO, only new credit; an answer to STOP. */
+enum { MLFAB__ACK_ALIVE, MLFAB__ACK_DEAD, MLFAB__ACK_CREDIT, MLFAB__ACK_STOP };
+
 typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t server, eager_bytes;   /* credit: bytes that may be sent without a grant */
   uint32_t generation;            /* of the worker's push stream from now on */
   uint32_t model_stands;          /* 1: this server has a model */
-  /* 1: the worker was dead, and rounds went on; 2: no HELLO, only new credit; 3: an answer to STOP */
-  uint32_t was_dead;
-  uint64_t v_train;    /* the worker's progress at this server */
-  uint64_t top;        /* all updates up to here are decided ... */
-  uint64_t applied[4]; /* ... bit i: update top - i was applied ... */
-  uint64_t dropped[4]; /* ... or was dropped; neither: refused or withdrawn */
-  uint32_t epoch;      /* of its layout; 0: its slices are moving */
-  uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
-  uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
-  uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
-  uint32_t term;       /* as in HELLO */
-  uint64_t taken;      /* updates of this worker's process that were applied here, in all */
+  uint32_t kind;                  /* MLFAB__ACK_* */
+  uint64_t v_train;               /* the worker's progress at this server */
+  uint64_t top;                   /* all updates up to here are decided ... */
+  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
+  uint32_t epoch;                 /* of its layout; 0: its slices are moving */
+  uint32_t stopped;               /* the attempt for which the worker has sent STOP, or 0 */
+  uint64_t nonce;                 /* to a server: nonce of the answering process; else 0 */
+  uint32_t guest;                 /* 1: rounds do not count the worker until its PROGRESS */
+  uint32_t term;                  /* as in HELLO */
+  uint64_t taken; /* updates of this worker's process that were applied here, in all */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */
@@ -2384,7 +2386,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void 
                                             size_t bytes);
 MLFAB__INTERNAL int mlfab__crc32c_level(void);
 
-/* ==== core/wire/codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
+/* ==== core/wire/codec.h - one list of fields for both encoding and decoding a frame's meta.
  *
  * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one list of
  * fields. Macros generate its encoder and its decoder from this list, so the two cannot disagree. Before the list, such
@@ -2612,7 +2614,7 @@ static inline void wire_write_segments(wire_codec *c, uint32_t count,
   }
 }
 
-/* ==== core/wire/wire.c - encodes, decodes and checks frames. Layer 1.
+/* ==== core/wire/wire.c - encodes, decodes and checks frames.
  *
  * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h). Frames of other
  * groups are in <group>_wire.c. The roles, not this file, interpret the fields and check them against the state of a
@@ -2638,7 +2640,7 @@ WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) N(cause) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
 WIRE_META(hello_ack,
-  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
+  N(server) N(eager_bytes) N(generation) N(model_stands) N(kind) N(v_train) N(top)
   A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest) N(term) N(taken))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) N(nonce) T(text))
@@ -2662,7 +2664,7 @@ WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
 WIRE_FIELDS(member_info, mlfab__member_info,
-  N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+  N(node) N(roles) N(incarnation) N(hand) N(added) N(nonce) T(addresses))
 #if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
@@ -2915,7 +2917,7 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
 }
 
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
-/* ==== core/wire/peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. Layer 4. */
+/* ==== core/wire/peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
@@ -2956,7 +2958,7 @@ typedef struct mlfab__tree_plan {
 MLFAB__PEER_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__PEER_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* ==== core/wire/peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. Layer 4. */
+/* ==== core/wire/peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -2972,7 +2974,7 @@ WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_M
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
 
 #if MLFAB_WITH_REPLICA
-/* ==== core/wire/kept_wire.h - records of server 0 that the other copy of server 0 has, too (../node/mirrored.h). Layer 4. */
+/* ==== core/wire/kept_wire.h - records of server 0 that the other copy of server 0 has, too (../node/mirrored.h). */
 
 typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
   uint32_t joined, fresh, hand, incarnation;
@@ -2985,7 +2987,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants, late, among;
+  uint32_t gone, done, left, guest, wants, half, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 
@@ -2993,7 +2995,7 @@ MLFAB__WIRE_DECLARE(peer_state)
 MLFAB__WIRE_DECLARE(barrier_state)
 MLFAB__WIRE_DECLARE(barrier_worker_state)
 
-/* ==== core/wire/kept_wire.c - the fields of these records. See kept_wire.h and codec.h. Layer 4. */
+/* ==== core/wire/kept_wire.c - the fields of these records. See kept_wire.h and codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -3002,13 +3004,13 @@ WIRE_META(peer_state,
   N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
 WIRE_META(barrier_state, N(over))
 WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
+  N(gone) N(done) N(left) N(guest) N(wants) N(half) N(among) N(base) N(asked) N(progress))
 /* clang-format on */
 
 #undef N
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==== core/wire/crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
+/* ==== core/wire/crc.c - CRC32C (Castagnoli), of headers, payloads and records. See wire.h.
  *
  * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last that the processor has.
  *
@@ -3227,7 +3229,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
   return mlfab__crc32c_with(mlfab__crc32c_level(), crc, data, bytes);
 }
 
-/* ==== core/kernels/kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
+/* ==== core/kernels/kernels.h - element types, and arithmetic on arrays: the table of kernels.
  *
  * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor; for each
  * gap the portable kernel is used. Every row gives the same bits (except norms), whatever the compiler flags, the
@@ -3322,7 +3324,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
-/* ==== core/kernels/kernels_x86.h - vector types for the kernels of x86. Layer 1. Included by the files that have such kernels. */
+/* ==== core/kernels/kernels_x86.h - vector types for the kernels of x86. Included by the files that have such kernels. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define KERNELS_X86 1
@@ -3369,7 +3371,7 @@ X86_AS_IT_IS(x86_f64_avx512, X86_AVX512, x86_f64x8, _mm512_stream_si512, __m512i
 #define KERNELS_X86 0
 #endif
 
-/* ==== core/kernels/kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
+/* ==== core/kernels/kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512.
  *
  * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 
@@ -3463,7 +3465,7 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 #endif
 
 #if MLFAB_WITH_CBLAS
-/* ==== core/kernels/kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
+/* ==== core/kernels/kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h.
  *
  * For: adding and scaling by axpy and scal, norms by nrm2. config.kernels alone decides which arrays take this way,
  * without measurements. kernels.c cuts arrays and passes pieces.
@@ -3543,7 +3545,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
 #endif
 #endif /* MLFAB_WITH_CBLAS */
 
-/* ==== core/kernels/kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
+/* ==== core/kernels/kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
  * the same pass over memory. The caller chooses the arrays, and may split the
@@ -3684,12 +3686,6 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   return finite;
 }
 
-/* Does multiplying by the scale, rounded to the type, clear the numbers? Then only the signs of zeros are left, and
- * cblas may change those. */
-static int kernel_clears(int dtype, double scale) {
-  return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
-}
-
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -3704,7 +3700,9 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
-  if (cblas && dst != NULL && !kernel_clears(dtype, scale))
+  /* A scale that is rounded to 0 leaves only the signs of zeros, and cblas may change those. */
+  int clears = dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
+  if (cblas && dst != NULL && !clears)
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);
@@ -3792,7 +3790,7 @@ MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t byt
 }
 
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
-/* ==== core/kernels/half.h - converts float32 to 16 bits and back. Layer 1.
+/* ==== core/kernels/half.h - converts float32 to 16 bits and back.
  *
  * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
  * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers
@@ -3823,7 +3821,7 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* ==== core/kernels/half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. Layer 1. */
+/* ==== core/kernels/half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. */
 
 #if KERNELS_X86
 #define X86_F16X8_LOAD(x) _mm256_cvtph_ps(x)
@@ -3855,7 +3853,7 @@ X86_BF16(x86_bf16x8, X86_AVX2, x86_f32x8, __m128i, x86_narrow8)
 X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
 #endif
 
-/* ==== core/kernels/half.c - converts float32 to 16 bits and back. Layer 1.
+/* ==== core/kernels/half.c - converts float32 to 16 bits and back.
  *
  * For: values that are sent in half precision. Storage and sums are never in 16 bits.
  *
@@ -4015,7 +4013,7 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
 
 #if MLFAB_WITH_COLL
-/* ==== core/kernels/kernels_combine.h - element-wise operations of collectives. Layer 1. */
+/* ==== core/kernels/kernels_combine.h - element-wise operations of collectives. */
 
 /* A row, by element type. NULL: use the portable code. */
 typedef struct mlfab__combines {
@@ -4058,7 +4056,7 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
                                                uint32_t by);
 #define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* ==== core/kernels/kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
+/* ==== core/kernels/kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row.
  *
  * Invariants: as in kernels.c. Results have the same bits for every row, because:
  *  - On x86, sums, products and quotients are asm instructions. No compiler can reassociate or contract them, divide by
@@ -4345,7 +4343,7 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   combine_divide_portable(dtype, data, by, done, n);
 }
 
-/* ==== core/kernels/kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512. Layer 1.
+/* ==== core/kernels/kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512.
  *
  * Invariants: as in kernels_combine.c; results equal those of the portable kernels bit by bit. */
 
@@ -4524,7 +4522,7 @@ MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level) {
 #endif /* MLFAB_WITH_COLL */
 
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
-/* ==== core/kernels/packet.h - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* ==== core/kernels/packet.h - packets: the encoding of rounded or sparse values in frames.
  *
  * A packet covers at most 65536 elements of one slice and one tensor:
  *
@@ -4622,7 +4620,7 @@ typedef struct mlfab__packet_cursor {
 MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet_cursor *cursor,
                                       uint32_t *first_p, uint32_t *n_p);
 
-/* ==== core/kernels/packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* ==== core/kernels/packet.c - packets: the encoding of rounded or sparse values in frames.
  *
  * For: writing packets, and reading untrusted packets. Callers choose the elements to keep, send packets, and check
  * that the elements are in one slice.
@@ -5204,7 +5202,7 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 }
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
-/* ==== core/model/options.h - names of the kinds of optimizers and of consistency. Layer 3. */
+/* ==== core/model/options.h - names of the kinds of optimizers and of consistency. */
 
 /* Members that change an optimizer's step, beside its kind and weight_decay. */
 enum { MLFAB__USES_GAMMA = 1, MLFAB__USES_C = 2, MLFAB__USES_BETA1 = 4 };
@@ -5253,7 +5251,7 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
 }
 
 #if MLFAB_WITH_PUSH
-/* ==== core/model/sync.h - consistency: decides when a pull may be answered, and when an iteration is complete. Layer 2, pure.
+/* ==== core/model/sync.h - consistency: decides when a pull may be answered, and when an iteration is complete. Pure.
  *
  * A consistency model is a pull condition and a push condition over the state of one server's clock. The
  * server evaluates them and does the rest; lazy.h holds the delayed pulls. The conditions of
@@ -5537,7 +5535,7 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
   }
 }
 
-/* ==== core/model/layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
+/* ==== core/model/layout.h - the flat model: its tensors, its slices, and the servers that own them.
  *
  * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte types, each in
  * the order of definition. So every element is aligned without padding. It is divided into slices at multiples of 64
@@ -5843,7 +5841,7 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
 #endif /* MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_RESHARD
-/* ==== core/model/balance.h - new owners of slices when servers come or go. Layer 2.
+/* ==== core/model/balance.h - new owners of slices when servers come or go.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
 
@@ -6286,7 +6284,7 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
   }
 }
 
-/* ==== core/model/memory.h - access to the bytes of a shard, in memory of the host or of a device. Layer 3.
+/* ==== core/model/memory.h - access to the bytes of a shard, in memory of the host or of a device.
  *
  * All code that touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the
  * host's: the functions are plain loops and copies then. With a device (core/device/resident.c) they queue the work in
@@ -6392,7 +6390,7 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
     mlfab__optimizer_apply(optimizer, step, dtype, dst, w, u, s0, s1, n);
 }
 
-/* ==== core/model/store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
+/* ==== core/model/store.h - a server's shard: slices with versions, in reference-counted blocks.
  *
  * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
  * block in the shard. Each position has the present block `w`, and may have the block being written
@@ -6796,7 +6794,7 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 #endif /* MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* ==== core/model/hold.h - a server's state of one moment, held while updates go on. Layer 3.
+/* ==== core/model/hold.h - a server's state of one moment, held while updates go on.
  *
  * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer. There
  * may be several holders. A holder has references to the blocks. Optimizer state has no references: it is shared while
@@ -6936,7 +6934,7 @@ MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *ho
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* ==== core/model/image.h - the bytes of slices as one stream of chunks. Layer 3.
+/* ==== core/model/image.h - the bytes of slices as one stream of chunks.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
  * (weights, optimizer states, sum of the open round); for each kind the bytes from first to last. A chunk
@@ -7124,7 +7122,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
 #if MLFAB_WITH_PUSH
-/* ==== core/model/windows.h - records which updates were decided, and how: each update is decided at most once. Layer 3.
+/* ==== core/model/windows.h - records which updates were decided, and how: each update is decided at most once.
  *
  * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
  * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So `top` tells
@@ -7646,7 +7644,7 @@ typedef struct mlfab__role {
  * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
  * beats (5 if hand-driven, or with replicas). We declare a server dead if no link to it stood for 5 beats (20 with
  * replicas). Both times start at the break, whatever silence came before: this node itself may have been stopped. After
- * a silence under (a) or (b) the death follows at once.
+ * a silence under (a) or (b) the death follows at once, except for a server with replicas.
  *
  * Files, lowest first: link.c (links, their queues and timers, actions); role.c (calls the roles); files.c (operations
  * on files); outbox.c (the next frame to send); claim.c (heartbeats, Numbers, dispatch); peer_link.c (links between
@@ -7686,6 +7684,12 @@ enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 /* The reason why a link was closed: silence, or a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
+/* The WELCOME that is due: the fabric begins, or it has begun before. A crash: a role has asked for it; all links are
+ * down. The roles that part: the worker's, or all. */
+enum { MLFAB__WELCOME_FIRST = 1, MLFAB__WELCOME_AGAIN = 2 };
+enum { MLFAB__CRASH_ASKED = 1, MLFAB__CRASH_DONE = 2 };
+enum { MLFAB__PARTS_WORKER = 1, MLFAB__PARTS_ALL = 2 };
+
 /* See Pacing. */
 typedef struct mlfab__pace {
   uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
@@ -7705,7 +7709,7 @@ typedef struct mlfab__link {
   uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
   uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
   uint8_t doomed;           /* to close when the role has returned */
-  uint8_t welcome;          /* a WELCOME is due; 2: of a fabric that has begun before */
+  uint8_t welcome;          /* a WELCOME is due: MLFAB__WELCOME_*, or 0 */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t ended;            /* MLFAB__ENDED_* */
   uint8_t called;           /* by another node */
@@ -7754,7 +7758,7 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
-  uint8_t late;    /* a server that joined the running fabric */
+  uint8_t added;   /* a server that joined the running fabric */
   uint32_t leaves; /* incarnation of a server that has gone and that nobody misses; else 0 */
   /* A free number: time of its offer, and the process that it was offered to; 0: not offered. */
   uint64_t offered_ns, offered_to;
@@ -7782,7 +7786,7 @@ typedef struct mlfab__between {
 /* The place of a server, as told by WELCOME or MEMBER. */
 typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
-  uint8_t late;   /* the server joined the running fabric */
+  uint8_t added;  /* the server joined the running fabric */
   uint8_t hand;
   uint8_t moved; /* another process than WELCOME told has it; address not known yet */
   /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
@@ -7953,7 +7957,7 @@ typedef struct mlfab__growth {
   void (*settle)(mlfab_node *node);
   /* Server 0: sets `counts`, which tells whether the fabric would miss the state of a server. Without it: yes. */
   void (*judge)(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self);
-  /* Does this server hold part of the model? A late server does only while it has slices. */
+  /* Does this server hold part of the model? An added server does only while it has slices. */
   int (*holds)(const mlfab_node *node, uint32_t server);
   /* tell: informs the node at the other end of this link. member: server 0 reports that a server has joined the running
    * fabric (JOINED), or has gone and is not missed (LEFT). known: the list of servers is complete. */
@@ -7971,7 +7975,7 @@ struct mlfab_node {
   uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
   uint32_t founding;   /* servers that it begins with: the lowest numbers */
   int running;         /* the fabric had begun when this node joined */
-  int late;            /* this server joined the running fabric */
+  int added;           /* this server joined the running fabric */
   const struct mlfab__growth *growth; /* NULL: nobody comes later */
   struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
@@ -7992,7 +7996,7 @@ struct mlfab_node {
   const mlfab__copies_table *copies; /* NULL: servers have no replicas */
   struct mlfab__copies *replica;     /* copies.h */
   int ended;                         /* the copy that serves has closed */
-  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
+  int crashes;                       /* MLFAB__CRASH_*, or 0 */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -8075,7 +8079,7 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns;
-  /* 1: the worker role, 2: all roles. Parting: the node takes no more calls, but finishes work that other workers wait
+  /* MLFAB__PARTS_*, or 0. Parting: the node takes no more calls, but finishes work that other workers wait
    * for, until part_ns at most; leaving: it has said BYE. */
   int parting, leaving;
   uint64_t part_ns;
@@ -8814,11 +8818,11 @@ static int node_waits(const mlfab_node *node) {
 }
 
 /* Carries out mlfab__node_crash, which a role has called: to other nodes this process looks as if it had died. */
-static void node_crash(mlfab_node *node) {
+static void node_carry_out_crash(mlfab_node *node) {
   mlfab__requests *table = &node->requests;
   mlfab__request *request;
   uint32_t place = 0;
-  node->crashes = 2;
+  node->crashes = MLFAB__CRASH_DONE;
   for (uint32_t i = 0; i < node->nlinks; i++)
     if (node->links[i].kind != MLFAB__LINK_FREE && !node->links[i].self)
       mlfab__node_hang_up(node, i, "this node ends");
@@ -8830,7 +8834,7 @@ static void node_crash(mlfab_node *node) {
 /* Runs after each event or call that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
   if (MLFAB__UNLIKELY(node->crashes)) {
-    if (node->crashes == 1) node_crash(node);
+    if (node->crashes == MLFAB__CRASH_ASKED) node_carry_out_crash(node);
     return;
   }
   for (uint32_t i = 0; i < node->nsettles; i++) {
@@ -9364,7 +9368,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
-  if (node->crashes) return node->crashes == 1 ? 0 : MLFAB__NEVER;
+  if (node->crashes) return node->crashes == MLFAB__CRASH_ASKED ? 0 : MLFAB__NEVER;
   if (node->self_more) return 0;
   const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
@@ -9473,7 +9477,7 @@ static void node_part(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].part) node->roles[i].part(node->roles[i].self);
   }
-  if (node->leaving == 1) {
+  if (node->leaving == MLFAB__PARTS_WORKER) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       mlfab__caller_gone(node, (uint32_t)node->config.rank, 1);
     node_goodbye(node, MLFAB__LINK_SERVER);
@@ -9497,12 +9501,12 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
 }
 
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
-  node_begin_to_part(node, 1, now_ns);
+  node_begin_to_part(node, MLFAB__PARTS_WORKER, now_ns);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node_begin_to_part(node, 2, now_ns);
+  node_begin_to_part(node, MLFAB__PARTS_ALL, now_ns);
   return 0;
 }
 
@@ -9632,7 +9636,7 @@ MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, 
 
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text) {
   if (node->crashes) return;
-  node->crashes = 1;
+  node->crashes = MLFAB__CRASH_ASKED;
   node->phase = MLFAB__BOOTSTRAP_FAILED;
   mlfab__error(&node->failure, code, node->is_server ? (int32_t)node->server_number : MLFAB_NO_RANK,
                node->is_server, node->now_ns - node->opened_ns, "%s", text);
@@ -10054,11 +10058,6 @@ MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab
   return (uint32_t)mlfab__min(chunk, most);
 }
 
-static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
-  const mlfab__pace *pace = link->pace;
-  return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
-}
-
 /* Notes that a bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
   if (!outbox_paces(link)) return;
@@ -10140,7 +10139,8 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
     mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
-                              link->welcome - 1u, node->peers[link->peer].fresh, node->fabric};
+                              link->welcome == MLFAB__WELCOME_AGAIN, node->peers[link->peer].fresh,
+                              node->fabric};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;
@@ -10149,7 +10149,10 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     return 1;
   }
   if (!link->greeted || link->closing) return 0;
-  if (link->pace && link->pace->timed != 0 && outbox_full(node, link)) return 0;
+  const mlfab__pace *pace = link->pace;
+  if (pace && pace->timed != 0 &&
+      pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link)))
+    return 0;
   return outbox_ask(node, link);
 }
 
@@ -10645,7 +10648,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
     self->dead = self->left = 0;
   }
   mlfab__roles_up(node, kinds[1], peers[1], &greeting);
-  ack.was_dead = 0;
+  ack.kind = MLFAB__ACK_ALIVE;
   ack.server = peers[0];
   mlfab__greeting answer = {.ack = &ack};
   mlfab__roles_up(node, kinds[0], peers[0], &answer);
@@ -10726,7 +10729,7 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
 
 #if MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED
 /* ==== core/node/mirrored.h - a part of a server whose state the other copy of the server has, too: its table for the mirror
- * (../replica/mirror.h). Layer 3.
+ * (../replica/mirror.h).
  *
  * The state of a part is a list of records. Record 0 has the general state; each other record is for a worker, or
  * whatever the part counts. The code of a part marks the records that it may have changed (touched). All messages of a
@@ -10786,7 +10789,7 @@ MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored
 #endif /* MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
 #if MLFAB_WITH_GROWTH
-/* ==== core/node/growth.h - a node: processes that come while the fabric runs. Layer 3.
+/* ==== core/node/growth.h - a node: processes that come while the fabric runs.
  *
  * Workers. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
  * (the founders), the servers and the scheduler have joined. To the roles of a server, an unused number is that of a
@@ -10801,17 +10804,17 @@ MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored
  * Servers. There are config.servers_max numbers for dedicated servers. The fabric begins with the first config.servers
  * of them. A number is at each node in one of these states (mlfab__place):
  *
- *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
+ *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, added --gone without slices; server 0 tells all--> VACANT
  *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
  *
  *  (1) Server 0 decides: on each link it announces a server before anything else about that server. MEMBER has an
  *      incarnation; an older MEMBER is void. So a node has a route to a server before slices move there.
- *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
+ *  (2) The roles of a worker treat a VACANT number, and an added server without slices, alike: as absent (gone with
  *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
  *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
- *      fabric would miss it. If not, a process that takes its number comes late, and all nodes close their links to the
+ *      fabric would miss it. If not, a process that takes its number is an added server, and all nodes close their links to the
  *      former process.
- *  (4) After 20 beats, a late server counts founders that have never called it as workers that have left. */
+ *  (4) After 20 beats, an added server counts founders that have never called it as workers that have left. */
 
 struct mlfab__growing {
   /* Server 0: would the fabric miss the state of this server? NULL: yes. */
@@ -10960,7 +10963,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     route->why[0] = route->died[0] = 0;
   }
   place->vacant = 0;
-  place->late = 1;
+  place->added = 1;
   place->hand = member->hand != 0;
   place->incarnation = member->incarnation;
   place->nonce = member->nonce;
@@ -11003,7 +11006,7 @@ static void growth_member(mlfab_node *node, const mlfab__member *member) {
 
 static void growth_known(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].late)
+    if (node->places[s].vacant || node->places[s].added)
       mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
   }
 }
@@ -11046,7 +11049,7 @@ static void growth_tell(mlfab_node *node, uint32_t link) {
     const mlfab__peer *peer = &node->peers[first + s];
     mlfab__member member;
     int gone = !peer->joined && peer->incarnation;
-    if ((!gone && !(peer->joined && peer->late)) || node->links[link].self) continue;
+    if ((!gone && !(peer->joined && peer->added)) || node->links[link].self) continue;
     growth_describe(node, s, gone ? MLFAB_EVENT_LEFT : MLFAB_EVENT_JOINED, &member);
     growth_post(node, link, &member);
   }
@@ -11055,7 +11058,7 @@ static void growth_tell(mlfab_node *node, uint32_t link) {
 static int growth_holds(const mlfab_node *node, uint32_t server) {
   const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated) return 1;
-  return peer->joined && (!peer->late || !growth_spares(node, server));
+  return peer->joined && (!peer->added || !growth_spares(node, server));
 }
 
 static void growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
@@ -11086,14 +11089,14 @@ static void growth_settle(mlfab_node *node) {
     int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
     peer->leaves = 0;
     if (!left) continue;
-    peer->joined = peer->late = 0;
+    peer->joined = peer->added = 0;
     growth_tell_all(node, s, MLFAB_EVENT_LEFT);
   }
 }
 
-/* Takes a process that has the number of a server whose state nobody misses: it begins late, without slices. */
+/* Takes a process that has the number of a server whose state nobody misses: it is an added server, without slices. */
 static void growth_came(mlfab_node *node, uint32_t server) {
-  node->peers[mlfab__node_of_server(node, server)].late = 1;
+  node->peers[mlfab__node_of_server(node, server)].added = 1;
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) growth_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 
@@ -11150,7 +11153,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, 
     return;
   }
   /* The fabric is complete without it. A model may need it: server 0, or the call that begins a model, reports it. */
-  if (node->places[server].late || (node->running && server != 0)) {
+  if (node->places[server].added || (node->running && server != 0)) {
     mlfab__server_link_check(node);
     return;
   }
@@ -11173,7 +11176,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   int vain = !route->greeted && was->heard_ns == was->since_ns;
   route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
   /* If a patience of 5 beats runs, calls stay frequent. */
-  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->late;
+  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->added;
   route->retry_ns = mlfab__node_retry(node, hurried ? 0 : route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
@@ -11189,7 +11192,7 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* By this link server 0 notices when the server goes. */
-  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].added) return 1;
   return mlfab__roles_want(node, kind, server, "");
 }
 
@@ -11370,7 +11373,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
   /* The scheduler role stays as long as the server role of this node. */
-  int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  int left = r < node->config.servers ? node->leaving : node->leaving == MLFAB__PARTS_ALL;
   int votes = r >= 3 * node->config.servers;
   const mlfab__place *place = mlfab__node_place(node, r);
   if (!votes && place->vacant && r >= 2 * node->config.servers &&
@@ -11384,7 +11387,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   int across = r >= 2 * node->config.servers;
   uint64_t least = (node->copies ? MLFAB__HALT_BEATS : 5) * beat;
   uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
-  if (!votes && (route->greeted || across || place->late) &&
+  if (!votes && (route->greeted || across || place->added) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
     server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
@@ -11398,7 +11401,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
 static int server_link_awaited(const mlfab_node *node, uint32_t index) {
   const mlfab__route *route = &node->routes[index];
   const mlfab__place *place = mlfab__node_place(node, index);
-  return !route->greeted && !place->vacant && !place->late && !(node->running && route->dead);
+  return !route->greeted && !place->vacant && !place->added && !(node->running && route->dead);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
@@ -11483,7 +11486,7 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
-  if (node->late && caller->incarnation == 0) { /* it left before this server came */
+  if (node->added && caller->incarnation == 0) { /* it left before this server came */
     caller->left = 1;
     mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, MLFAB__NEVER_HERE);
     return;
@@ -11529,7 +11532,7 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                        was->ended == MLFAB__ENDED_SILENT
                            ? node->now_ns
                            : mlfab__node_round(node, node->now_ns + 1));
-  } else if (node->leaving == 2) {
+  } else if (node->leaving == MLFAB__PARTS_ALL) {
     return;
   }
   mlfab__roles_lost(node, was->kind, was->peer);
@@ -11551,7 +11554,8 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__caller *caller = &node->callers[w];
-  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
+  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left) return;
+  if (node->leaving == MLFAB__PARTS_ALL) return;
   if (node->copies && !node->copies->judges(node, caller)) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
   /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with copies
@@ -11823,7 +11827,7 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     /* 0: the process has not told its place yet, so any PLACE is newer. */
     info.incarnation = place->moved ? 0 : place->incarnation;
     info.hand = place->hand;
-    info.late = place->late;
+    info.added = place->added;
     info.nonce = place->nonce;
     memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
@@ -11853,7 +11857,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
   mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
   if (!peer->joined) return;
   place->vacant = 0;
-  place->late = peer->late;
+  place->added = peer->added;
   memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
          MLFAB__ADDRESSES_MAX);
   place->hand = peer->hand;
@@ -11878,7 +11882,7 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   for (uint32_t i = 0; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
-    node->links[i].welcome = 1;
+    node->links[i].welcome = MLFAB__WELCOME_FIRST;
     node->links[i].since_ns = node->now_ns;
     mlfab__node_ready_link(node, i);
   }
@@ -12145,7 +12149,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     if (node->copies) {
       node->copies->welcome(node, id);
     } else {
-      node->links[link].welcome = 2;
+      node->links[link].welcome = MLFAB__WELCOME_AGAIN;
       mlfab__node_ready_link(node, link);
     }
   } else if (bootstrap_all_here(node)) {
@@ -12309,7 +12313,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__place *place = &node->places[info.node - first];
     memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
     place->vacant = 0;
-    place->late = info.late != 0;
+    place->added = info.added != 0;
     place->hand = info.hand != 0;
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
@@ -12326,7 +12330,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
-  node->late = own && (own->late || own->vacant);
+  node->added = own && (own->added || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
   if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
@@ -12412,7 +12416,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers &&
-           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].added))
       rank++;
     const char *at = node->places[rank].addresses;
     /* The reason names the addresses that were tried. */
@@ -12458,7 +12462,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
 }
 
 #if MLFAB_WITH_REPLICA
-/* ==== core/node/copies.h - a node of a fabric whose servers have replicas. Layer 3.
+/* ==== core/node/copies.h - a node of a fabric whose servers have replicas.
  *
  * With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The group
  * `replica` decides which copy serves. It gives each decision a term, which grows. The node does the rest:
@@ -12953,7 +12957,7 @@ static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, 
   (void)type;
   (void)bytes;
   if (peer->link == MLFAB__NO_LINK || wire_get32(meta) != peer->incarnation) return;
-  node->links[peer->link].welcome = 2;
+  node->links[peer->link].welcome = MLFAB__WELCOME_AGAIN;
   mlfab__node_ready_link(node, peer->link);
 }
 
@@ -13042,12 +13046,6 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__node_hang_up(node, index, why);
 }
 
-/* The time that the peer may be silent while its system answers; 0 if another copy may serve instead. */
-static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link) {
-  int votes = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN;
-  return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
-}
-
 static void alive_suspect(mlfab_node *node, mlfab__link *link) {
   int server = link->kind == MLFAB__LINK_SERVER;
   char text[64], silent[24];
@@ -13066,6 +13064,9 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   mlfab__link *link = &node->links[index];
   uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
   int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  /* Another copy may serve instead of a peer that is silent while its system answers. */
+  int other = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN ||
+              mlfab__node_has_other(node, link->kind);
   link->probing = 0;
   if (status > 0) { /* a large frame is coming */
     if (link->coming_ns == 0) link->coming_ns = node->now_ns;
@@ -13085,7 +13086,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   if (status == 0) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
+  } else if (silent_ns >= mlfab__max(limit, other ? 0 : node->config.silent_death_ns) && !hand) {
     alive_hang_up(node, index, "");
   }
 }
@@ -13166,7 +13167,7 @@ static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
                     node->now_ns + beat); /* until then it may have a kind */
 }
 
-static void alive_look(mlfab_node *node, uint32_t index) {
+static void alive_look_at_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
@@ -13177,9 +13178,9 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    int late = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
-               node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
-    if (silent < 5 * beat && !late) return;
+    int overdue = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
+                  node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
+    if (silent < 5 * beat && !overdue) return;
     mlfab__node_hang_up(node, index,
                         link->closing                   ? "closed"
                         : link->kind == MLFAB__LINK_NEW ? "said nothing; it may be another program"
@@ -13192,7 +13193,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
 }
 
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
-  alive_look(node, index);
+  alive_look_at_link(node, index);
   const mlfab__link *link = &node->links[index];
   if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t due_ns = alive_due_ns(node, link), late_ns = link->since_ns + ALIVE_STRANGER_NS;
@@ -13205,7 +13206,7 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
 }
 
 #if MLFAB_WITH_PUSH
-/* ==== core/worker/worker.h - the worker role: sends updates, gets the model. Layer 4.
+/* ==== core/worker/worker.h - the worker role: sends updates, gets the model.
  *
  * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
  * part at a server:
@@ -13234,6 +13235,9 @@ enum {
   MLFAB__WORKER_COPY = 8192   /* transports copy bulks up to this size */
 };
 
+/* The frame that a worker yields, in its note[0]. */
+enum { MLFAB__NOTE_CHUNK, MLFAB__NOTE_PUSH, MLFAB__NOTE_DEFINE };
+
 enum mlfab__part_state {
   MLFAB__PART_NONE,
   MLFAB__PART_QUEUED,
@@ -13257,7 +13261,7 @@ typedef struct mlfab__part {
   uint64_t bytes, granted, sent;
   uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
   uint64_t reached; /* dropped: the worker's next iteration at this server */
-  uint64_t late;    /* dropped because iteration late - 1 was complete; else 0 */
+  uint64_t missed;  /* dropped because iteration missed - 1 was complete; else 0 */
   uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -13386,9 +13390,9 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t small[2];
   uint64_t round; /* progress of the first update undecided here: see push.c */
   uint64_t taken; /* updates (members) that this worker knows to be applied there */
-  uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
+  uint32_t term;  /* of the copy that answers: see ../node/copies.h */
   uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
-  /* It counts for nothing here, because it has no slices, and came late or has gone: reshard.h. */
+  /* It counts for nothing here, because it has no slices, and is an added server or has gone: reshard.h. */
   uint8_t absent;
 } mlfab__stream;
 
@@ -14347,9 +14351,9 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
   }
   if (part->untold) {
     snprintf(why, sizeof why, "dropped by server %u, whose answer is lost", server);
-  } else if (part->late) {
+  } else if (part->missed) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
-             (unsigned long long)(part->late - 1));
+             (unsigned long long)(part->missed - 1));
   } else {
     snprintf(why, sizeof why, "dropped by the plan at server %u: its delay would be %llu", server,
              (unsigned long long)part->delay);
@@ -14359,8 +14363,9 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
 }
 
 /* Ends a request for an update that has failed. */
-static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
-                      int code, uint32_t server, uint64_t now_ns) {
+static void push_end_failed(mlfab__worker *worker, mlfab__request *request,
+                            const mlfab__outgoing *update, int code, uint32_t server,
+                            uint64_t now_ns) {
   char waited[24];
   mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
@@ -14400,7 +14405,7 @@ static void push_tell_all(mlfab__worker *worker, const mlfab__outgoing *update,
     request->result.version = update->version;
     request->result.delay = verdict->delay;
     if (code)
-      push_tell(worker, request, update, code, server, now_ns);
+      push_end_failed(worker, request, update, code, server, now_ns);
     else
       mlfab__request_succeed(worker->requests, request, now_ns);
     told++;
@@ -14411,7 +14416,7 @@ static void push_tell_all(mlfab__worker *worker, const mlfab__outgoing *update,
   nobody.result = *verdict;
   nobody.result.seq = update->seq;
   nobody.started_ns = update->started_ns;
-  push_tell(worker, &nobody, update, code, server, now_ns);
+  push_end_failed(worker, &nobody, update, code, server, now_ns);
   worker->requests->abandoned = worker->requests->last;
 }
 
@@ -14457,9 +14462,9 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
     /* Only a plan drops an update that is not late. */
-    int late = code == MLFAB_ERR_DROPPED &&
-               (part->reached > next || worker->config->scheduler == MLFAB_SCHEDULER_NONE);
-    part->late = late ? next : 0;
+    int missed = code == MLFAB_ERR_DROPPED &&
+                 (part->reached > next || worker->config->scheduler == MLFAB_SCHEDULER_NONE);
+    part->missed = missed ? next : 0;
     stream->round = next;
   }
   if (worker->norder > 1) worker->port.ready(worker->port.self, server);
@@ -14822,16 +14827,11 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-/* Does a tensor of these sources have a filter? */
-static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
-  return worker->sparse && worker->sparse->wanted(worker, sources, n);
-}
-
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
   mlfab__source source = {0, worker->layout.bytes, NULL};
   if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
-  return push_filtered(worker, &source, 1);
+  return worker->sparse && worker->sparse->wanted(worker, &source, 1);
 }
 
 /* Adds a small update to the last waiting one, if they can be merged. */
@@ -15003,13 +15003,13 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
     return NULL;
   }
   /* An update for a round that is closed gets into the open one, and does not end it. */
-  int late =
+  int owed =
       worker->debt > 0 && !((options->flags | flags) & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
-  *code_p = push_fill(worker, update, what, options, flags | (late ? MLFAB__PUSH_MORE : 0), error);
+  *code_p = push_fill(worker, update, what, options, flags | (owed ? MLFAB__PUSH_MORE : 0), error);
   if (*code_p) return NULL;
-  worker->debt -= (uint64_t)late;
+  worker->debt -= (uint64_t)owed;
   update->seq = worker->next_seq++;
-  worker->wholes += (uint64_t)(late || mlfab__worker_whole(update));
+  worker->wholes += (uint64_t)(owed || mlfab__worker_whole(update));
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }
@@ -15230,11 +15230,11 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = &worker->updates[worker->order[i]];
     const mlfab__part *part = &update->parts[server];
     int found = 0;
-    frame->note[0] = 0;
+    frame->note[0] = MLFAB__NOTE_CHUNK;
     if (part->state == MLFAB__PART_QUEUED) {
       if (!mlfab__worker_announces(worker, server, update->seq)) return 0;
       if (!push_may_announce(worker, server, i)) return 0;
-      frame->note[0] = 1;
+      frame->note[0] = MLFAB__NOTE_PUSH;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
                push_by(worker, update, server) == MLFAB__NO_NODE && !update->withdrawn) {
@@ -15250,7 +15250,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
   mlfab__outgoing *update = &worker->updates[frame->slot];
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
-  if (frame->note[0]) {
+  if (frame->note[0] == MLFAB__NOTE_PUSH) {
     part->state = MLFAB__PART_ANNOUNCED;
     stream->announced = mlfab__max(stream->announced, update->seq + update->members - 1);
     part->eager = (uint32_t)frame->note[1];
@@ -15375,7 +15375,7 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
 #endif /* MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_DEVICE
-/* ==== core/worker/feed.h - the worker role: copies between a device and the buffers of calls that are under way. Layer 4. */
+/* ==== core/worker/feed.h - the worker role: copies between a device and the buffers of calls that are under way. */
 
 /* A pull is about to write these bytes, for the first time or again. */
 typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
@@ -16129,11 +16129,6 @@ MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t 
                         now_ns, "set_sync: %s", change->text);
 }
 
-static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  if (worker->streams[server].changes)
-    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
-}
-
 /* SYNC_ACK: the outcome of a change of consistency, or only the current state. */
 static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                             uint64_t now_ns) {
@@ -16210,7 +16205,8 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
                                            uint64_t now_ns) {
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
-  worker_change_dead(worker, server, now_ns);
+  if (worker->streams[server].changes)
+    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
   if (!worker->model_request) return;
   mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
@@ -16233,7 +16229,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
     return;
   }
-  if (ack->was_dead == 2) {
+  if (ack->kind == MLFAB__ACK_CREDIT) {
     worker->port.ready(worker->port.self, server);
     return;
   }
@@ -16370,7 +16366,7 @@ MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_ou
     frame->bulk = worker->table;
     frame->bulk_bytes = worker->define.tensors * MLFAB__TENSOR_INFO_BYTES;
     frame->token = 0;
-    frame->note[0] = 2;
+    frame->note[0] = MLFAB__NOTE_DEFINE;
     return 1;
   }
   return mlfab__push_next(worker, at.peer, frame);
@@ -16378,7 +16374,7 @@ MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_ou
 
 MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
   mlfab__worker *worker = self;
-  if (frame->note[0] == 2)
+  if (frame->note[0] == MLFAB__NOTE_DEFINE)
     worker->streams[at.peer].define = 0;
   else
     mlfab__push_taken(worker, at.peer, frame);
@@ -16448,7 +16444,7 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   return code;
 }
 
-/* ==== core/server/lazy.h - the buffer of delayed pulls. Layer 2, pure.
+/* ==== core/server/lazy.h - the buffer of delayed pulls. Pure.
  *
  * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
  * out in the order in which they were added. The caller defines what a tag means.
@@ -16518,7 +16514,7 @@ MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
   if (heap->count > 1) qsort(heap->entries, heap->count, sizeof *heap->entries, lazy_before);
 }
 
-/* ==== core/server/server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
+/* ==== core/server/server.h - the server role: takes updates in, applies them, answers pulls.
  *
  * The updates of all workers form one queue, in the order of their announcements. The head is the first
  * update that may be taken in. The server adds its bytes as they arrive into `next` blocks; a commit swaps
@@ -16786,8 +16782,8 @@ typedef struct mlfab__server_lender {
   void (*tick)(mlfab__server *server);
   /* Should the transport copy this bulk for a worker, instead of referring to it? */
   int (*copies)(const mlfab__server *server, uint32_t worker, uint64_t bytes);
-  /* Frees the store, but for what views have. late: the transport may still read blocks. */
-  void (*retire)(mlfab__server *server, int late);
+  /* Frees the store, but for what views have. read: the transport may still read blocks. */
+  void (*retire)(mlfab__server *server, int read);
   void (*free)(mlfab__server *server);
 } mlfab__server_lender;
 
@@ -16846,7 +16842,7 @@ typedef struct mlfab__server_keeper {
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
   void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
-  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
+  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__keeper_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
   const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
@@ -16907,10 +16903,10 @@ typedef struct mlfab__server_queue {
   mlfab__incoming *first, *last;                   /* in the order in which they are taken in */
   mlfab__incoming *unplaced_first, *unplaced_last; /* held back by the policy */
   mlfab__incoming *free_list;
-  int place_due;   /* an update may be placed or announced that could not before */
-  uint64_t placed; /* number of members that ever got a place */
-  uint32_t late;   /* dropped updates that are not decided yet */
-  uint64_t *ahead; /* by slice: queued members that will be applied to it */
+  int place_due;     /* an update may be placed or announced that could not before */
+  uint64_t placed;   /* number of members that ever got a place */
+  uint32_t ndropped; /* dropped updates that are not decided yet */
+  uint64_t *ahead;   /* by slice: queued members that will be applied to it */
 } mlfab__server_queue;
 
 /* The update that is being taken in, and a commit that takes several ticks: apply.c, and round.c for a
@@ -16934,11 +16930,11 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int copies;     /* some pull waits for bytes that are being copied from a device */
-  int due;        /* v_train has moved: look at waiting pulls that this may release */
-  int changed;    /* the consistency has changed: look at all waiting pulls */
-  uint32_t *late; /* blocks that were lent to lost links, until these are gone: see blocks.c */
-  uint32_t nlate, late_room;
+  int copies;        /* some pull waits for bytes that are being copied from a device */
+  int due;           /* v_train has moved: look at waiting pulls that this may release */
+  int changed;       /* the consistency has changed: look at all waiting pulls */
+  uint32_t *orphans; /* blocks that were lent to lost links, until these are gone: see blocks.c */
+  uint32_t norphans, orphan_room;
 } mlfab__server_serve;
 
 /* Slices on the move: reshard_server.c. */
@@ -16948,7 +16944,7 @@ typedef struct mlfab__server_move {
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
   int held;         /* slices are moving: this server decides and answers nothing */
   int orphan;       /* server 0 is unreachable */
-  int late;         /* this server got the model from server 0 (ADOPT) */
+  int adopted;      /* this server got the model from server 0 (ADOPT) */
   uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
 #if MLFAB_WITH_RESHARD
   mlfab__moved moved; /* the last answer to server 0 */
@@ -17093,10 +17089,10 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. retire:
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. drop_orphans: in a tick after that: they are free. retire:
  * frees the store. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server);
 /* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
@@ -17174,8 +17170,8 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
-/* Fills in a HELLO_ACK. was_dead: 2: only the credit counts; 3: it answers no HELLO. */
-MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+/* Fills in a HELLO_ACK of this kind (MLFAB__ACK_*). */
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
                                              mlfab__hello_ack *ack);
 
 /* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
@@ -17382,17 +17378,17 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 }
 
 /* Blocks that were lent to lost links are free. */
-MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
-  for (uint32_t i = 0; i < server->serve.nlate; i++)
-    mlfab__store_unref(&server->store, server->serve.late[i]);
-  server->serve.nlate = 0;
+MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->serve.norphans; i++)
+    mlfab__store_unref(&server->store, server->serve.orphans[i]);
+  server->serve.norphans = 0;
 }
 
 MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
-  int late = server->serve.nlate > 0;
-  mlfab__blocks_late(server);
+  int read = server->serve.norphans > 0;
+  mlfab__blocks_drop_orphans(server);
   if (server->lender)
-    server->lender->retire(server, late);
+    server->lender->retire(server, read);
   else
     mlfab__store_free(server->env, &server->store);
 }
@@ -17403,12 +17399,12 @@ MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;
-  uint32_t *late = mlfab__grow(server->env, server->serve.late, &server->serve.late_room,
-                               (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
-  if (late) server->serve.late = late;
+  uint32_t *orphans = mlfab__grow(server->env, server->serve.orphans, &server->serve.orphan_room,
+                                  (uint64_t)server->serve.norphans + peer->nsends, sizeof *orphans);
+  if (orphans) server->serve.orphans = orphans;
   for (uint32_t i = 0; i < peer->nsends; i++) {
-    if (late)
-      late[server->serve.nlate++] = peer->sends[i];
+    if (orphans)
+      orphans[server->serve.norphans++] = peer->sends[i];
     else
       mlfab__store_unref(&server->store, peer->sends[i]);
   }
@@ -18149,7 +18145,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 #endif /* MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* ==== core/server/clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
+/* ==== core/server/clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. */
 
 /* Describes a clock for the server that gets some of its slices. `words` has room for
  * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
@@ -18458,7 +18454,7 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
   update->refused = MLFAB_ERR_DROPPED;
   update->received = update->granted = update->push.bytes; /* no more bytes will come */
-  server->queue.late++;
+  server->queue.ndropped++;
 }
 
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
@@ -18512,7 +18508,7 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
     server->peers[update->worker].unplaced--;
     server->queue.place_due = 1;
   }
-  if (update->refused == MLFAB_ERR_DROPPED && server->queue.late > 0) server->queue.late--;
+  if (update->refused == MLFAB_ERR_DROPPED && server->queue.ndropped > 0) server->queue.ndropped--;
   if (update->counted) mlfab__queue_lag(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }
@@ -18627,14 +18623,17 @@ static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 
+/* The effect of apply_versions: none; the update's slices begin a commit; they belong to the commit that has begun. */
+enum { APPLY_ASKS, APPLY_COMMITS, APPLY_JOINS };
+
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p);
 
 /* --- bytes into blocks --- */
 
 /* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
-static void apply_piece(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
-                        mlfab__piece *piece) {
+static void apply_cursor(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
+                         mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
   mlfab__store_piece(&server->store, segment->offset + update->in_segment,
                      mlfab__min(limit, segment->bytes - update->in_segment), piece);
@@ -18676,7 +18675,7 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
   if (server->measures || mlfab__apply_steps(server, update)) return 1;
   while (update->consumed < bytes) {
     mlfab__piece piece;
-    apply_piece(server, update, bytes - update->consumed, &piece);
+    apply_cursor(server, update, bytes - update->consumed, &piece);
     if (piece.position != last && !apply_covers(server, update, &piece))
       copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
     last = piece.position;
@@ -18695,7 +18694,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
-    apply_piece(server, update, bytes, &piece);
+    apply_cursor(server, update, bytes, &piece);
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
@@ -18736,7 +18735,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
     apply_rewind(update);
     return 0;
   }
-  apply_piece(server, update, update->push.bytes - update->consumed, piece);
+  apply_cursor(server, update, update->push.bytes - update->consumed, piece);
   *data_p += update->consumed;
   apply_moved(update, piece->bytes);
   return 1;
@@ -18796,7 +18795,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     int watch = server->watch && mode != MLFAB__APPLY_SUM;
     if (watch) memcpy(server->packed, w, piece.bytes);
     if (mode == MLFAB__APPLY_STAGE) {
-      if (delay == MLFAB__NEVER) apply_versions(server, update, 0, &delay, NULL);
+      if (delay == MLFAB__NEVER) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
       if (store->holders) store->own(server->env, store, piece.position);
@@ -18846,7 +18845,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
       if (apply_at_once(server, i)) {
         delay = mlfab__max(delay, slice->version - base);
         if (commit) slice->version += update->push.members;
-        if (commit == 1) slice->commit++;
+        if (commit == APPLY_COMMITS) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
       if (commit) mlfab__store_change(&server->store, i);
@@ -18928,7 +18927,7 @@ static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
 
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   mlfab__incoming *next;
-  for (mlfab__incoming *update = server->queue.first; update && server->queue.late > 0;
+  for (mlfab__incoming *update = server->queue.first; update && server->queue.ndropped > 0;
        update = next) {
     next = update->next;
     if (update->refused != MLFAB_ERR_DROPPED || update == server->apply.head) continue;
@@ -18974,7 +18973,7 @@ static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__i
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
-  int commit = 1;
+  int commit = APPLY_COMMITS;
   if (at_once) {
     server->stats->commits++;
     const mlfab__commit applied = apply_commit_of(server, update, sums);
@@ -18987,7 +18986,7 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
     mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
-    commit = 2;
+    commit = APPLY_JOINS;
   }
 }
 
@@ -19077,7 +19076,7 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
   for (const mlfab__incoming *u = update->next; update->group && u && u->group == update->group;
        u = u->next) {
     uint64_t later = 0;
-    apply_versions((mlfab__server *)(uintptr_t)server, u, 0, &later, NULL);
+    apply_versions((mlfab__server *)(uintptr_t)server, u, APPLY_ASKS, &later, NULL);
     delay = mlfab__max(delay, later + info->members);
     info->members += u->push.members;
   }
@@ -19098,11 +19097,11 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   const uint32_t *next = server->store.next;
   mlfab_update_info info;
   uint64_t delay = 0;
-  apply_versions(server, update, 0, &delay, NULL);
+  apply_versions(server, update, APPLY_ASKS, &delay, NULL);
   apply_info(server, update, delay, &info);
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
-    apply_piece(server, update, UINT64_MAX, &piece);
+    apply_cursor(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && apply_at_once(server, piece.slice)) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);
@@ -19232,7 +19231,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
-    if (!code && stands) code = apply_versions(server, update, 0, &delay, NULL);
+    if (!code && stands) code = apply_versions(server, update, APPLY_ASKS, &delay, NULL);
     if (!code) code = mlfab__queue_late(server, update, delay + ahead);
     uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
     if (!code && stands && mlfab__clock_late(server, update->worker, mask))
@@ -19251,7 +19250,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   if (!code) return 0;
   if (update->group) {
     if (code < 0) culprit->refused = code;
-    if (code == MLFAB_ERR_DROPPED) server->queue.late++;
+    if (code == MLFAB_ERR_DROPPED) server->queue.ndropped++;
     server->policy->split(server, update, culprit, 0);
   } else if (code > 0) {
     /* decided while its repetition waited */
@@ -19736,7 +19735,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
  * the pull begins the slice again, with the version of that time.
  *
  * With a keeper, commits may be hidden until the replica has them, one right after another. A pull then sends the slice
- * that it has pinned before, and pins the next one between two of them (mlfab__serve_offer).
+ * that it has pinned before, and pins the next one between two of them (mlfab__keeper_offer).
  *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
  * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
@@ -19942,15 +19941,13 @@ static void serve_check(mlfab__server *server) {
   }
 }
 
-static void serve_changed(mlfab__server *server, uint32_t clock) {
-  mlfab__lazy_wake_all(&server->clocks[clock].lazy);
-  serve_due(server, clock, 0, 1);
-}
-
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   int changed = server->serve.changed, due = server->serve.due;
   server->serve.changed = server->serve.due = 0;
-  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) serve_changed(server, g);
+  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) {
+    mlfab__lazy_wake_all(&server->clocks[g].lazy);
+    serve_due(server, g, 0, 1);
+  }
   if (due) serve_check(server);
 }
 
@@ -20286,7 +20283,7 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) server->memory->on->again(server->memory);
-  mlfab__blocks_late(server);
+  mlfab__blocks_drop_orphans(server);
   if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
@@ -20315,11 +20312,11 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
     }
     mlfab__blocks_unlend(server, w);
   }
-  mlfab__blocks_late(server);
-  mlfab__free(server->env, server->serve.late,
-              server->serve.late_room * sizeof *server->serve.late);
-  server->serve.late = NULL;
-  server->serve.late_room = 0;
+  mlfab__blocks_drop_orphans(server);
+  mlfab__free(server->env, server->serve.orphans,
+              server->serve.orphan_room * sizeof *server->serve.orphans);
+  server->serve.orphans = NULL;
+  server->serve.orphan_room = 0;
 }
 
 /* ==== core/server/server.c - the server role: start and end, its workers, the model's definition. See server.h. */
@@ -20349,9 +20346,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
-      !(server->serve.late = mlfab__grow(env, NULL, &server->serve.late_room,
-                                         (uint64_t)server->workers * MLFAB__SERVER_SENDS,
-                                         sizeof *server->serve.late)) ||
+      !(server->serve.orphans = mlfab__grow(env, NULL, &server->serve.orphan_room,
+                                            (uint64_t)server->workers * MLFAB__SERVER_SENDS,
+                                            sizeof *server->serve.orphans)) ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;
@@ -20366,7 +20363,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   return 0;
 }
 
-static void server_free_model(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (server->save.hooks) server->save.hooks->stop(server);
   if (server->keeper) server->keeper->stop(server);
@@ -20412,7 +20409,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
       mlfab__free(env, server->peers[w].definition, server->peers[w].definition_bytes);
     }
   }
-  server_free_model(server);
+  mlfab__server_unbuild(server);
   mlfab__windows_free(env, &server->windows);
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
@@ -20430,7 +20427,7 @@ MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
 
 /* Allocates the worker's arena once the model, and so its size, is known. Without memory the worker has no
  * credit and waits for grants. */
-static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
+static uint32_t server_make_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
@@ -20441,23 +20438,22 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
                                              mlfab__hello_ack *ack) {
-  /* 2: only the credit counts. */
   uint64_t pushed = server->peers[worker].pushed;
-  const mlfab__window *window =
-      was_dead == 2 ? &server->windows.windows[worker] : mlfab__server_window(server, worker);
+  const mlfab__window *window = kind == MLFAB__ACK_CREDIT ? &server->windows.windows[worker]
+                                                          : mlfab__server_window(server, worker);
   /* It will hear of decisions that it may not rely on yet from their answers, which also move its progress on. */
-  if (window != &server->windows.windows[worker] && !was_dead) pushed = 0;
+  if (window != &server->windows.windows[worker] && kind == MLFAB__ACK_ALIVE) pushed = 0;
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->move.held ? 0 : server->epoch;
   server->peers[worker].put_off = server->move.held;
   ack->stopped = server->peers[worker].stopped;
-  ack->eager_bytes = server_credit(server, worker);
+  ack->eager_bytes = server_make_credit(server, worker);
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
-  ack->was_dead = (uint32_t)was_dead;
+  ack->kind = kind;
   ack->v_train = pushed;
   ack->term = server->term;
   ack->guest = server->peers[worker].guest;
@@ -20510,7 +20506,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   if (server->policy) server->policy->station(server, worker);
-  mlfab__server_hello_ack(server, worker, was_dead, ack);
+  mlfab__server_hello_ack(server, worker, was_dead ? MLFAB__ACK_DEAD : MLFAB__ACK_ALIVE, ack);
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__clock_tell(server, worker);
   mlfab__server_advance(server);
   return 0;
@@ -20640,8 +20636,6 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
                              server->config->model_max_bytes, &server->layout, error);
 }
 
-MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
-
 MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
                                               const uint8_t *table, uint32_t cut,
                                               const uint32_t *owners, uint32_t nowners,
@@ -20726,7 +20720,8 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      mlfab__server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
+      mlfab__server_hello_ack(server, w, MLFAB__ACK_CREDIT,
+                              &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
@@ -20753,7 +20748,7 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
 
 /* They may try again. */
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error) {
-  server_free_model(server);
+  mlfab__server_unbuild(server);
   server->refusals++;
   server->refusal_code = error->code;
   snprintf(server->refusal, sizeof server->refusal, "%.255s", error->text);
@@ -20788,7 +20783,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
     /* Its first weights never came: it tries again, perhaps with another model. */
     mlfab__apply_free(server);
-    server_free_model(server);
+    mlfab__server_unbuild(server);
   }
   int restores = worker == 0 && server->phase == MLFAB__NO_MODEL && server->save.hooks &&
                  server->save.hooks->restores(server);
@@ -20996,7 +20991,7 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
 #endif /* MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_COLL
-/* ==== core/coll/coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+/* ==== core/coll/coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. */
 
 /* MEMBERSHIP: value of `newcomer` for a member that has ended all calls below the limit. */
 #define MLFAB__MEMBERSHIP_MOVED 2u
@@ -21034,16 +21029,22 @@ typedef struct
 
 /* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
  * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
+enum {
+  MLFAB__ARENA_NONE,
+  MLFAB__ARENA_USED,
+  MLFAB__ARENA_LEFT
+}; /* LEFT: others may not know yet */
+
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
-  uint32_t arena; /* 1: it has mapped the memory of all members */
+  uint32_t arena; /* USED: it has mapped the memory of all members */
   uint64_t progress, barriers;
   int32_t rank;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
   uint32_t epoch;
-  uint32_t arena;      /* 1: all members have */
+  uint32_t arena;      /* USED: all members have */
   uint64_t latency_ns; /* latency of a message between two members, for choosing algorithms */
   double rate;         /* rate of the slowest link, bytes a second */
   uint64_t round;      /* the first partial round of this epoch */
@@ -21160,7 +21161,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 MLFAB__COLL_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* ==== core/coll/coll_wire.c - encodes and decodes the frames of coll_wire.h. See codec.h. Layer 4. */
+/* ==== core/coll/coll_wire.c - encodes and decodes the frames of coll_wire.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
@@ -21204,7 +21205,7 @@ WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_M
 #undef A
 #undef T
 
-/* ==== core/coll/dag.h - a task graph: operations of one member of a collective, and their dependencies. engine.c runs it. Layer 1.
+/* ==== core/coll/dag.h - a task graph: operations of one member of a collective, and their dependencies. engine.c runs it.
  *
  * Pure bookkeeping: it tells which operation may run now. The runner runs them (messages, memory, sums). An operation
  * starts when all of its dependencies are done, or any of them (OR), or k of them (a quorum). It is consumable: it runs
@@ -21334,7 +21335,7 @@ MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
  * O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
-/* ==== core/coll/dag.c - builds task graphs, checks them, and runs their rounds: see dag.h. Layer 1.
+/* ==== core/coll/dag.c - builds task graphs, checks them, and runs their rounds: see dag.h.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named), and
  * finds cycles: it removes operations without dependencies as long as it can. It also hashes the messages. A round has
@@ -21594,7 +21595,7 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 }
 
 /* ==== core/coll/algorithm.h - builders of full collectives as task graphs: the messages and sums of one member. plain.c and partial.c
- * call them. Layer 2. Pure: it appends operations to a dag; equal questions give equal operations on all members.
+ * call them. Pure: it appends operations to a dag; equal questions give equal operations on all members.
  *
  * All algorithms work in place in one stretch of memory. They cut the data into a block for each member: as
  * `counts` says, or evenly, larger blocks first. They cut messages into segments: adding a segment overlaps with sending
@@ -21696,7 +21697,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
                                              double add_bytes_per_ns);
 
 /* ==== core/coll/algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
- * Layer 2.
+ *
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same segment of an
  * earlier row. Only HALVING moves stretches that begin at a different block at either end; there a segment waits for
@@ -22465,7 +22466,7 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
 
 #if MLFAB_WITH_PARTIAL
 /* ==== core/coll/partial.h - partial reductions: one member's round as a task graph, and its state between rounds. partial_run.c calls
- * it. Layer 2. Messages, runs and requests belong to the runner (partial_run.c).
+ * it. Messages, runs and requests belong to the runner (partial_run.c).
  *
  * A round is activation, then exchange:
  *
@@ -22655,7 +22656,7 @@ MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
-/* ==== core/coll/partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. Layer 2. */
+/* ==== core/coll/partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. */
 
 enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
 
@@ -23089,8 +23090,7 @@ MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
 #endif /* MLFAB_WITH_PARTIAL */
 
 #if MLFAB_WITH_STOCHASTIC
-/* ==== core/coll/graph.h - the graph of a stochastic reduce: which node sends its model to which. stochastic.c calls it. Layer 2,
- * pure.
+/* ==== core/coll/graph.h - the graph of a stochastic reduce: which node sends its model to which. stochastic.c calls it. Pure.
  *
  * A[i][j] = 1 iff j sends to i, or i = j; P = A with each row divided by its sum, the node's in-degree. Models agree at
  * the pace of the gap 1 - sigma_2(P). They agree on their mean only if P is doubly stochastic: all in- and out-degrees
@@ -23513,7 +23513,7 @@ MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n,
 }
 
 /* ==== core/coll/notify.h - tells when a node of a stochastic reduce may send, may average, and must acknowledge. stochastic.c calls
- * it. Layer 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages belong to the runner.
+ * it. Pure: one node, its edges, numbers of iterations. Slots, bytes and messages belong to the runner.
  *
  * An edge leads from a sender to a receiver, who keeps one slot for it. A slot has the iteration as a stamp in front
  * (header, written before the first byte) and behind (footer, after the last).
@@ -23853,7 +23853,7 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
 #endif /* MLFAB_WITH_STOCHASTIC */
 
 #if MLFAB_WITH_COLL
-/* ==== core/coll/stream.h - reliable messages between the workers of one epoch. engine.c and the objects send by it. Layer 3.
+/* ==== core/coll/stream.h - reliable messages between the workers of one epoch. engine.c and the objects send by it.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the sender's own link to the
  * receiver as frames of at most chunk_bytes, numbered from 1 for each pair and epoch; acknowledgements return on the
@@ -24434,7 +24434,7 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
 }
 
 /* ==== core/coll/comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
- * the user's. Layer 4.
+ * the user's.
  *
  *    added --mlfab__comm_object_open: a plain call that opens it begins--> has a channel --closed--> removed, freed
  *
@@ -24525,7 +24525,7 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
 MLFAB__INTERNAL void mlfab__comm_object_bury(struct mlfab__comm *comm, mlfab__comm_object *object);
 
 /* ==== core/coll/engine.h - the communicator: runs, which are task graphs (dag.h) being executed, and their messages. plain.c and the
- * objects arm them. Layer 4.
+ * objects arm them.
  *
  * A run belongs to a plain collective (channel 0, the number of the call) or to a round of an object (its channel, the
  * number of the round). (channel, number) means the same run on all workers. Every message has the run's signature
@@ -24674,7 +24674,7 @@ MLFAB__INTERNAL int mlfab__engine_moves(const struct mlfab__comm *comm);
 MLFAB__INTERNAL int32_t mlfab__engine_awaits(const struct mlfab__comm *comm,
                                              const mlfab__engine_run *run);
 
-/* ==== core/coll/plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
+/* ==== core/coll/plain.h - the communicator: plain collectives, from the call to the result.
  *
  * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
  * up to MLFAB__COMM_AHEAD above the first that is open. Calls made while no epoch stands wait for the next.
@@ -24823,7 +24823,7 @@ MLFAB__INTERNAL void mlfab__plain_ask_trees(struct mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__plain_on_tree(struct mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__plain_free(struct mlfab__comm *comm);
 
-/* ==== core/coll/comm.h - the communicator: a worker's collectives and their epochs. The API's calls and comm_role.c use it. Layer 4.
+/* ==== core/coll/comm.h - the communicator: a worker's collectives and their epochs. The API's calls and comm_role.c use it.
  *
  * Server 0 keeps the membership of the workers that take part (membership.h). Collectives belong to an epoch, which has
  * fixed members. A failure ends the epoch for all members, and with it all open calls.
@@ -26780,7 +26780,7 @@ MLFAB__INTERNAL int mlfab__plain_on_tree(mlfab__comm *comm, const mlfab__frame_i
 /* Turns an outside call into a run. */
 static void plain_go_inside(mlfab__comm *comm, mlfab__comm_slot *slot) {
   /* This worker no longer uses the arena in this epoch; others may not know yet. */
-  if (comm->go.arena) comm->go.arena = 2;
+  if (comm->go.arena) comm->go.arena = MLFAB__ARENA_LEFT;
   if (mlfab__plain_finite(comm, &slot->call, 1)) {
     (void)plain_begin(comm, slot);
   } else {
@@ -26817,7 +26817,7 @@ static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     comm->later = 1;
     return comm->verdict.code;
   }
-  if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
+  if (slot->call.outside && comm->go.arena == MLFAB__ARENA_USED && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__engine_came(comm, mlfab__comm_number(slot));
     return 0;
@@ -27193,7 +27193,7 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
-  if (comm->go.arena && !joins) comm->go.arena = 2;
+  if (comm->go.arena && !joins) comm->go.arena = MLFAB__ARENA_LEFT;
   if (joins && comm->begun > comm->base &&
       mlfab__plain_past(comm, comm->begun - comm->base - 1, &past))
     mlfab__plain_words(frozen.text, &past, comm->config->workers);
@@ -27669,7 +27669,7 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
 
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
   if (comm->phase != MLFAB__COMM_LISTED) return;
-  comm->go.arena = ok != 0;
+  comm->go.arena = ok ? MLFAB__ARENA_USED : MLFAB__ARENA_NONE;
   comm->phase = MLFAB__COMM_READY;
   mlfab__epoch_look_ready(comm);
 }
@@ -27677,7 +27677,7 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
   if (comm->phase != MLFAB__COMM_READY || go->epoch != comm->epoch) return;
   comm->go = *go;
-  comm->go.arena = go->arena != 0;
+  comm->go.arena = go->arena ? MLFAB__ARENA_USED : MLFAB__ARENA_NONE;
   comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
   epoch_begin(comm);
 }
@@ -28054,7 +28054,7 @@ typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
-  uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */
+  uint8_t half, among;  /* only a barrier has admitted it; it takes part in collectives */
   uint64_t base, asked; /* asked: the newest, as all count; it waits if above `over` */
   uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
@@ -28082,8 +28082,8 @@ typedef struct mlfab__barrier_worker {
   mlfab__counting counting;
   /* State of this worker. newcomer: as in membership.h. wants: stands apart and has asked. held: does not ask, as its
    * collective waits. among: takes part in collectives. passing: only others do; it is a newcomer again after this
-   * barrier. late: admitted by a barrier. */
-  uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
+   * barrier. half: only a barrier has admitted it. */
+  uint8_t half, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* mark of the newest call */
   int32_t of;       /* the member with which HERE was sent */
   uint64_t theirs, mine;
@@ -28114,8 +28114,7 @@ MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
 /* Returns the number of its calls. */
 MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker);
 
-/* ==== core/coll/barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
- * barrier.h. */
+/* ==== core/coll/barrier.c - the barrier: roles at server 0 (links WORKER) and at a worker (its link to server 0). See barrier.h. */
 
 /* --- server 0 --- */
 
@@ -28131,7 +28130,7 @@ static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_
   MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
 }
 
-static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
+static int barrier_asks(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
   return entry->asked > server->over && !entry->gone && !entry->guest;
 }
 
@@ -28142,7 +28141,7 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   uint64_t least = UINT64_MAX;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) {
+    if (barrier_asks(server, entry)) {
       least = mlfab__min(least, entry->asked);
     } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
       missing = (int32_t)w;
@@ -28159,10 +28158,10 @@ static int barrier_collects(const mlfab__barrier_server *server) {
 }
 
 /* Makes a worker that came late, and counts in barriers only, a guest again, if others take part in collectives. */
-static void barrier_look_late(const mlfab__barrier_server *server, uint32_t worker) {
+static void barrier_look_again(const mlfab__barrier_server *server, uint32_t worker) {
   const mlfab__barrier_entry *entry = &server->entries[worker];
   const mlfab__barrier barrier = {.what = MLFAB__BARRIER_LEAVES};
-  if (entry->late && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
+  if (entry->half && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
     MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
@@ -28176,8 +28175,8 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   int waits = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) waits = 1;
-    if (barrier_waits(server, entry) && entry->asked == next)
+    if (barrier_asks(server, entry)) waits = 1;
+    if (barrier_asks(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
     if (entry->guest && entry->wants && !entry->gone) guests = mlfab__max(guests, entry->progress);
   }
@@ -28200,7 +28199,7 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
   if (!entry->guest) return;
   (void)barrier_missing(server, &next);
   for (uint32_t w = 0; w < server->workers; w++)
-    if (barrier_waits(server, &server->entries[w]))
+    if (barrier_asks(server, &server->entries[w]))
       most = mlfab__max(most, server->entries[w].asked);
   if (entry->wants) most = mlfab__max(next, server->over + 1);
   if (in->of >= 0 && (uint32_t)in->of < server->workers) {
@@ -28210,8 +28209,8 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
   entry->asked = mlfab__max(most, in->number);
   entry->base = entry->asked - in->number;
   entry->guest = entry->wants = 0;
-  entry->late = in->of < 0;
-  barrier_look_late(server, worker);
+  entry->half = in->of < 0;
+  barrier_look_again(server, worker);
   if (in->number > 0 && server->over > entry->base)
     barrier_answer(server, worker, mlfab__min(entry->asked, server->over) - entry->base);
 }
@@ -28231,7 +28230,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
     if (entry->gone || entry->guest) continue;
     if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
-    if (barrier_waits(server, entry) &&
+    if (barrier_asks(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))
       barrier_blame(server, w, missing);
   }
@@ -28239,7 +28238,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
 }
 
 MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker) {
-  return barrier_waits(server, &server->entries[worker]);
+  return barrier_asks(server, &server->entries[worker]);
 }
 
 MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
@@ -28247,7 +28246,7 @@ MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uin
   if (server->entries[worker].elsewhere == waits) return;
   server->entries[worker].elsewhere = waits != 0;
   for (uint32_t w = 0; server->missing == (int32_t)worker && w < server->workers; w++)
-    if (barrier_waits(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
+    if (barrier_asks(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
 }
 
 /* Records that a worker's event changed its entry, and perhaps `over`. */
@@ -28267,7 +28266,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   if (greeting->fresh)
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
-  barrier_look_late(server, at.peer);
+  barrier_look_again(server, at.peer);
   if (greeting->fresh && entry->guest)
     barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
 }
@@ -28299,7 +28298,7 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
     return 1;
   if (in.what == MLFAB__BARRIER_COLLECTS) {
     entry->among = 1;
-    for (uint32_t w = 0; w < server->workers; w++) barrier_look_late(server, w);
+    for (uint32_t w = 0; w < server->workers; w++) barrier_look_again(server, w);
     return 1;
   }
   entry->progress = in.progress;
@@ -28408,7 +28407,7 @@ MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t 
   worker->of = of;
   worker->theirs = theirs;
   worker->mine = mine;
-  worker->newcomer = worker->late = 0;
+  worker->newcomer = worker->half = 0;
   worker->admitted = 1;
   barrier_say(worker, MLFAB__BARRIER_HERE);
 }
@@ -28418,7 +28417,7 @@ static void barrier_met(mlfab__barrier_worker *worker) {
   uint8_t passing = worker->told == MLFAB__BARRIER_PASSES;
   mlfab__barrier_here(worker, MLFAB_NO_RANK, 0, 0);
   worker->passing = passing;
-  worker->late = 1;
+  worker->half = 1;
 }
 
 MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
@@ -28485,7 +28484,7 @@ static void barrier_withdraw(void *self, mlfab__request *request, int code, uint
 /* A lost link changes nothing: the worker asks again on the next link. */
 static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_worker *worker = self;
-  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
+  if (at.peer != 0 || greeting->ack->kind >= MLFAB__ACK_CREDIT) return;
   if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
   worker->known = 1;
   if (worker->among) barrier_say(worker, MLFAB__BARRIER_COLLECTS);
@@ -28538,7 +28537,7 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
 static void barrier_scan(void *self, uint64_t now_ns) {
   mlfab__barrier_worker *worker = self;
   const mlfab__request *first = barrier_first(worker);
-  if (!worker->late || worker->newcomer || worker->among || !first) return;
+  if (!worker->half || worker->newcomer || worker->among || !first) return;
   if (now_ns - first->started_ns < worker->beat_ns) return;
   barrier_rest(worker);
   barrier_look(worker);
@@ -28546,7 +28545,7 @@ static void barrier_scan(void *self, uint64_t now_ns) {
 
 static int barrier_scans(const void *self) {
   const mlfab__barrier_worker *worker = self;
-  return worker->late && !worker->newcomer && worker->open > 0;
+  return worker->half && !worker->newcomer && worker->open > 0;
 }
 
 static void barrier_leave(void *self) {
@@ -28607,7 +28606,7 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
                                              .left = entry->left,
                                              .guest = entry->guest,
                                              .wants = entry->wants,
-                                             .late = entry->late,
+                                             .half = entry->half,
                                              .among = entry->among,
                                              .base = entry->base,
                                              .asked = entry->asked,
@@ -28632,7 +28631,7 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                                          .left = in.left != 0,
                                                          .guest = in.guest != 0,
                                                          .wants = in.wants != 0,
-                                                         .late = in.late != 0,
+                                                         .half = in.half != 0,
                                                          .among = in.among != 0,
                                                          .progress = in.progress,
                                                          .base = in.base,
@@ -28655,7 +28654,7 @@ MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier
 #endif /* MLFAB_WITH_REPLICA */
 
 #if !MLFAB_WITH_PUSH
-/* ==== core/coll/attend.h - tells who is here, in a build without pushes and pulls. compose.c attaches it. Layer 4.
+/* ==== core/coll/attend.h - tells who is here, in a build without pushes and pulls. compose.c attaches it.
  *
  * HELLO_ACK tells barriers and collectives if the worker was dead, and if it is a guest (membership.h). In a build with
  * pushes the server and the worker do that, and `finish`. In other builds two small roles do, one at each end of a
@@ -28697,8 +28696,7 @@ MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64
 #endif /* !MLFAB_WITH_PUSH */
 
 #if !MLFAB_WITH_PUSH
-/* ==== core/coll/attend.c - tells who is here, in a build without pushes and pulls: a role at servers (links WORKER), and a role at
- * workers (links SERVER). See attend.h. */
+/* ==== core/coll/attend.c - tells who is here, in a build without pushes and pulls: roles at both ends. See attend.h. */
 
 /* --- a server --- */
 
@@ -28711,7 +28709,7 @@ static int attend_server_hello(void *self, mlfab__at at, mlfab__greeting *greeti
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)at.peer, 0,
                        greeting->hello->incarnation, 0, "joined again");
   greeting->ack->server = server->number;
-  greeting->ack->was_dead = fresh || entry->dead;
+  greeting->ack->kind = fresh || entry->dead ? MLFAB__ACK_DEAD : MLFAB__ACK_ALIVE;
   greeting->ack->guest = entry->guest;
   entry->incarnation = greeting->hello->incarnation;
   entry->dead = entry->absent = 0;
@@ -28873,7 +28871,7 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
 #endif /* !MLFAB_WITH_PUSH */
 
 #if MLFAB_WITH_COLL
-/* ==== core/coll/membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+/* ==== core/coll/membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts.
  *
  *    IDLE --MEMBERSHIP of a worker--> GATHERING --MEMBERSHIP of every live worker--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
@@ -29486,7 +29484,7 @@ static void membership_make_go(mlfab__membership *membership) {
   const mlfab__membership_entry *first = membership_member(membership, 0);
   mlfab__membership_go *go = &membership->go;
   int inside = 1;
-  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = 1};
+  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = MLFAB__ARENA_USED};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     go->arena &= entry->arena;
@@ -29635,8 +29633,8 @@ static int membership_may_call(const mlfab__membership *membership,
   return !membership->freezing && !entry->finished;
 }
 
-/* Evaluates the answers; `late`: does not wait for members that have not answered. */
-static void membership_look_at_answers(mlfab__membership *membership, int late) {
+/* Evaluates the answers; `last`: does not wait for members that have not answered. */
+static void membership_look_at_answers(mlfab__membership *membership, int last) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
   if (!membership->inquiry.open) return;
   for (uint32_t w = membership->workers; w-- > 0;) {
@@ -29648,7 +29646,7 @@ static void membership_look_at_answers(mlfab__membership *membership, int late) 
       missing = (int32_t)w;
     }
   }
-  if (silent != MLFAB_NO_RANK && !late) return;
+  if (silent != MLFAB_NO_RANK && !last) return;
   if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
     membership_answer(membership, missing != MLFAB_NO_RANK ? missing : silent);
   } else {
@@ -30029,7 +30027,7 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
   entry->ready = 1;
   entry->ask.progress = in->progress;
   entry->ask.barriers = in->barriers;
-  entry->arena = in->arena == 1 && !entry->left;
+  entry->arena = in->arena == MLFAB__ARENA_USED && !entry->left;
   membership_check_ready(membership);
 }
 
@@ -30269,8 +30267,7 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
   membership_make_list(membership);
 }
 
-/* ==== core/coll/membership_records.c - encodes the membership as records for the other copy of server 0, and decodes them. See
- * membership.h, and ../node/mirrored.h.
+/* ==== core/coll/membership_records.c - the membership as records for the other copy of server 0. See membership.h, ../node/mirrored.h.
  *
  * Left out: all that follows from the rest (order, list, lead, rate: mlfab__membership_resume), and mere courtesy (the
  * inquiry; the rank named as missing). */
@@ -30375,7 +30372,7 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
 #endif /* MLFAB_WITH_COLL */
 
 #if MLFAB_WITH_PARTIAL
-/* ==== core/coll/partial_run.h - partial reductions over the communicator. Layer 4. The protocol: partial_run.c. */
+/* ==== core/coll/partial_run.h - partial reductions over the communicator. The protocol: partial_run.c. */
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 
@@ -30902,7 +30899,7 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 #endif /* MLFAB_WITH_PARTIAL */
 
 #if MLFAB_WITH_STOCHASTIC
-/* ==== core/coll/stochastic.h - stochastic reductions over the communicator. Layer 4. The protocol: stochastic.c. */
+/* ==== core/coll/stochastic.h - stochastic reductions over the communicator. The protocol: stochastic.c. */
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
@@ -31672,7 +31669,7 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
 #endif /* MLFAB_WITH_STOCHASTIC */
 
 #if MLFAB_WITH_DAG
-/* ==== core/coll/user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. See user_dag.c. */
+/* ==== core/coll/user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. See user_dag.c. */
 
 enum { MLFAB__USER_DAG_WAITERS = 8 }; /* open requests of one task graph */
 
@@ -31766,8 +31763,7 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op,
 /* Returns 1 if messages borrow memory of an armed round. */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
-/* ==== core/coll/user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h; dag.h decides which
- * operation may run when.
+/* ==== core/coll/user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h, dag.h.
  *
  * A round is a run. Its messages carry the number of rounds that were armed in this epoch, which is the same on all
  * workers. The user's number counts rounds that are over here, with or without success, so a round and the call that
@@ -32694,7 +32690,7 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
   if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
-  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2) {
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->kind < MLFAB__ACK_CREDIT) {
     if (greeting->ack->guest && comm->epochs == 0) comm->newcomer = 1;
     mlfab__comm_hello(comm);
   }
@@ -32857,7 +32853,7 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
 
 #if MLFAB_WITH_SCHED
 /* ==== core/sched/sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
- * See wire.h. Layer 4. */
+ * See wire.h. */
 
 typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
   uint64_t host;
@@ -33029,7 +33025,7 @@ MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *
 MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
                                         mlfab__group_member *members, mlfab__segment *segments);
 
-/* ==== core/sched/sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. Layer 4. */
+/* ==== core/sched/sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -33093,7 +33089,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
 
 #undef N
 
-/* ==== core/sched/network.h - the capacity of a network over time, and the reservations made of it. Layer 1.
+/* ==== core/sched/network.h - the capacity of a network over time, and the reservations made of it.
  *
  * Every node has an egress and an ingress, and the core may have shared links. Each is a step function of time: the
  * capacity that is not yet reserved (the residual). A transfer from u to v uses egress(u), ingress(v) and the links
@@ -33353,7 +33349,7 @@ struct mlfab__cursor {
 static uint32_t network_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
 
 /* Makes room for `need` steps in a profile. */
-static inline int network_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+static inline int network_grow(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
   if (need <= profile->room) return 0;
   uint32_t room = profile->room;
   void *old = room > NETWORK_FIRST ? profile->steps : NULL;
@@ -33432,7 +33428,7 @@ MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__cap
     if (i == 0 ? at[i] > 0 : at[i] <= at[i - 1]) return MLFAB_ERR_ARGUMENT;
   }
   if (net->nchanges > 0) return MLFAB_ERR_STATE;
-  int code = network_room(net, profile, n);
+  int code = network_grow(net, profile, n);
   if (code) return code;
   profile->n = 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -33756,7 +33752,7 @@ static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, con
   uint64_t steps = 0;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__profile *p = &net->profiles[network_resource(net, from, to, links, i)];
-    int code = network_room(net, p, p->n + 2 * (uint64_t)npieces);
+    int code = network_grow(net, p, p->n + 2 * (uint64_t)npieces);
     if (code) return code;
     /* Every piece replaces the steps that it covers, and their neighbours. */
     steps += p->n + 4 * (uint64_t)npieces;
@@ -33782,8 +33778,8 @@ static void network_tell(mlfab__network *net, uint32_t from, uint32_t to, double
 }
 
 /* Reserves one transfer if it ends by `limit`. */
-static int network_reserve(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
-                           double available, double limit, uint32_t component, double *end_p) {
+static int network_reserve_by(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                              double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
     *end_p = available;
@@ -33813,7 +33809,7 @@ static int network_reserve(mlfab__network *net, uint32_t from, uint32_t to, doub
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p) {
   double never = mlfab__network_never(), end = never;
-  int walked = network_reserve(net, from, to, bytes, available, never, 0, &end);
+  int walked = network_reserve_by(net, from, to, bytes, available, never, 0, &end);
   if (walked < 0) return walked;
   *end_p = walked == MLFAB__ENDS ? end : never;
   return 0;
@@ -33868,9 +33864,9 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
   }
   for (uint32_t j = 0; j < bundle->n; j++) {
     double end = latest;
-    int walked =
-        network_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
-                        bundle->bytes[j], bundle->available, limit, bundle->component + j, &end);
+    int walked = network_reserve_by(net, bundle->from[bundle->from_step * j],
+                                    bundle->to[bundle->to_step * j], bundle->bytes[j],
+                                    bundle->available, limit, bundle->component + j, &end);
     if (walked != MLFAB__ENDS) {
       mlfab__network_undo(net, mark);
       if (walked == MLFAB__LATE) *end_p = end;
@@ -33955,7 +33951,7 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
   return 0;
 }
 
-/* ==== core/sched/order.h - the order in which updates are sent to their servers, and which are dropped. Layer 2.
+/* ==== core/sched/order.h - the order in which updates are sent to their servers, and which are dropped.
  *
  * Alg. 1 sends the update that arrives first. Alg. 2 does the same, except that it takes an update whose
  * last possible position has come, and discards it if the next update would otherwise arrive earlier. So
@@ -34739,7 +34735,7 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
 }
 
 /* ==== core/sched/group.h - selects the updates of an order that go to an aggregator first, and does the same for models on their way
- * back. Layer 2.
+ * back.
  *
  * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each aggregator,
  * whose sums go to the server. A member must be at its aggregator by t_max, the time at which everything before its
@@ -35770,7 +35766,7 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 }
 
 /* ==== core/sched/plan.h - the plan of a batch: the applied updates, their order, and their aggregators. The scheduler role calls it.
- * Layer 3.
+ *
  *
  * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything that a
  * scheduler reports of each update. A batch that is a list keeps its order, and only updates that can never arrive are
@@ -35963,7 +35959,7 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
   return 0;
 }
 
-/* ==== core/sched/monitor.h - estimates the capacities of a host's network links from their traffic. Layer 2.
+/* ==== core/sched/monitor.h - estimates the capacities of a host's network links from their traffic.
  *
  * A pure estimator, one for each node. Input: samples of the transports (mlfab_measure). Output: two capacities, in and
  * out, in bytes a second, negative while unknown. It has no clock and no link: its owner calls mlfab__monitor_take
@@ -36213,7 +36209,7 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
   return 1;
 }
 
-/* ==== core/sched/scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
+/* ==== core/sched/scheduler.h - the scheduler role: decides order and routes of large transfers.
  *
  * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no bytes of tensors,
  * and can get all its state again. After a restart the servers report their waiting and placed transfers; without a
@@ -38795,7 +38791,7 @@ MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops) {
 }
 
 /* ==== core/sched/aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
- * Layer 4.
+ *
  *
  * It runs on a worker's node. Servers control it over that worker's links to them. Workers (members)
  * connect to it over separate links, its own worker too. It has a fixed number of accumulators, each as
@@ -39204,8 +39200,7 @@ MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregato
   }
 }
 
-/* ==== core/sched/sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
- * packet.h.
+/* ==== core/sched/sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h, packet.h.
  *
  * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private copy of their
  * frame, member after member in the manifest's order. A later member stages as many of its packets as a ring holds,
@@ -39889,8 +39884,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
   return deadline;
 }
 
-/* ==== core/sched/aggregator.c - the aggregator role: grants members of groups, adds their bytes, and forwards the sum (up). See
- * aggregator.h.
+/* ==== core/sched/aggregator.c - the aggregator role: grants members of groups, adds their bytes, forwards the sum (up). See aggregator.h.
  *
  * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
  * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
@@ -42308,7 +42302,7 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 #endif /* MLFAB_WITH_SCHED */
 
 #if MLFAB_WITH_SPARSE
-/* ==== core/sparse/version.h - version tags: which parts of a slice changed after a commit. Layer 2.
+/* ==== core/sparse/version.h - version tags: which parts of a slice changed after a commit.
  *
  * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it. Every 64 grains have
  * their largest tag, so that a search skips unchanged grains 64 at a time. A cache that holds the slice as of commit c
@@ -42601,7 +42595,7 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
                              256 * touched / (blocks > 0 ? blocks : 1)};
 }
 
-/* ==== core/sparse/filter.h - selects the values of an update that are sent, and the changes of the model that are made. Layer 2.
+/* ==== core/sparse/filter.h - selects the values of an update that are sent, and the changes of the model that are made.
  *
  * Gradients: a = update + residual is sent or held back, element by element, in two steps: mark (reads only) and emit
  * (writes the values, and the rest into the residual). So an update with a NaN changes nothing, and the form of a
@@ -42711,7 +42705,7 @@ MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *
 MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
                                                    void *after, uint64_t n, double tau);
 
-/* ==== core/sparse/filter.c - selects the values of an update that are sent, and the changes of the model that are made. Layer 2.
+/* ==== core/sparse/filter.c - selects the values of an update that are sent, and the changes of the model that are made.
  *
  * It has TDF's gradient filters (significance, random, half precision) with their residual, the selection of the
  * largest values, and the parameter filter. packet.c encodes values in packets; each call here works on one part of a
@@ -45569,7 +45563,7 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
 #endif /* MLFAB_WITH_SPARSE */
 
 #if MLFAB_WITH_LEND
-/* ==== core/lend/lend_wire.h - the frames of views. See wire.h. Layer 6. */
+/* ==== core/lend/lend_wire.h - the frames of views. See wire.h. */
 
 /* server -> worker: the places of a view's bytes in the server's blocks. The blocks stay as they are until the worker's
  * PULL_CANCEL for this request. The bulk is some of these bytes, and `at` counts from its beginning, modulo 2^64. So
@@ -45595,7 +45589,7 @@ typedef struct mlfab__view {
 /* When decoding, the list has room for VIEW_RUNS_MAX. */
 MLFAB__WIRE_DECLARE_LIST(view, mlfab__view_run)
 
-/* ==== core/lend/lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. Layer 6. */
+/* ==== core/lend/lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -45606,7 +45600,7 @@ WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(req
 
 #undef N
 
-/* ==== core/lend/slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
+/* ==== core/lend/slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks.
  *
  * If processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
  * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where
@@ -46486,9 +46480,9 @@ MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store) {
   *store = left;
 }
 
-static void views_retire(mlfab__server *server, int late) {
+static void views_retire(mlfab__server *server, int blocks_read) {
   mlfab__env *env = server->env;
-  int read = server->closing || server->lending->views > 0 || late;
+  int read = server->closing || server->lending->views > 0 || blocks_read;
   if (server->lending->views == 0 || !views_of(server, &server->store)) {
     /* Workers map areas until another file takes their place; nobody reads them now. */
     server->lending->slab.empties = !read;
@@ -46560,7 +46554,7 @@ MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_
 #endif /* MLFAB_WITH_LEND */
 
 #if MLFAB_WITH_RESHARD
-/* ==== core/reshard/reshard_wire.h - frames of slices that move between servers. See wire.h. Layer 4. */
+/* ==== core/reshard/reshard_wire.h - frames of slices that move between servers. See wire.h. */
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
@@ -46636,7 +46630,7 @@ typedef struct
 MLFAB__RESHARD_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__RESHARD_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* ==== core/reshard/reshard_wire.c - encodes and decodes the frames of reshard_wire.h. See codec.h. Layer 4. */
+/* ==== core/reshard/reshard_wire.c - encodes and decodes the frames of reshard_wire.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
@@ -46656,7 +46650,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
 #undef N
 #undef T
 
-/* ==== core/reshard/reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
+/* ==== core/reshard/reshard.h - slices move between servers while workers push and pull: server 0's side.
  *
  * A worker sends a request (RESHARD). Server 0 computes the new owners (layout.h) and carries the move out as one
  * attempt, which has a number:
@@ -46719,7 +46713,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * their pulls again. A worker sends updates and pulls only to servers that report its own epoch; a server with moving
  * slices reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after every HELLO.
  *
- * Servers that come and go. A late server (node.h, Growth) is a member of attempts while it owns slices; a first server
+ * Servers that come and go. An added server (node.h, Growth) is a member of attempts while it owns slices; a first server
  * always, until it has gone without slices. At server 0:
  *
  *    IDLE --an attempt gives it slices: ADOPT, then PREPARE--> takes part --INSTALL--> MEMBER --loses its last slice--> IDLE
@@ -46928,8 +46922,8 @@ static void reshard_spare(mlfab__reshard *r, uint32_t server) {
 static void reshard_recount(mlfab__reshard *r) {
   for (uint32_t s = 1; s < r->servers; s++) {
     mlfab__reshard_seat *at = &r->at[s];
-    int late = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].late;
-    if (late) at->member = (uint8_t)reshard_owns(r, s);
+    int added = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].added;
+    if (added) at->member = (uint8_t)reshard_owns(r, s);
     if (at->dead && !reshard_owns(r, s)) reshard_spare(r, s);
     if (at->member && r->config->dedicated && !reshard_owns(r, s))
       r->across.ready(r->across.self, s);
@@ -47334,7 +47328,7 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
 }
 
 /* Called at the deadline: aborts, and names a process that has not answered. */
-static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
+static void reshard_overdue(mlfab__reshard *r, uint64_t now_ns) {
   char text[MLFAB__TEXT_MAX], waited[24];
   mlfab__duration(waited, now_ns - r->asked_ns);
   int32_t worker = reshard_awaits_worker(r), server = reshard_awaits_server(r);
@@ -47357,7 +47351,7 @@ static uint64_t reshard_deadline(const void *self) {
 }
 
 static void reshard_tick(void *self, uint64_t now_ns) {
-  if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
+  if (now_ns >= reshard_deadline(self)) reshard_overdue(self, now_ns);
 }
 
 static int reshard_wants(void *self, mlfab__at at, const char *why) {
@@ -47642,7 +47636,7 @@ static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
   /* Slices with another consistency model may have arrived. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
-  mlfab__server_hello_ack(server, worker, 3, &ack);
+  mlfab__server_hello_ack(server, worker, MLFAB__ACK_STOP, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
 }
 
@@ -47840,10 +47834,10 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Did this server come late, and has it no slices? Then it does not count, and other servers' attempts are unknown to
+/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
  * it. */
 static int reshard_server_is_idle(const mlfab__server *server) {
-  return server->move.late && server->store.nslices == 0;
+  return server->move.adopted && server->store.nslices == 0;
 }
 
 /* Does a slice arrive with this clock? */
@@ -48268,7 +48262,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlf
   in.options.consistency.size = sizeof in.options.consistency;
   reshard_server_drop(server);
   for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
-  server->move.late = 1;
+  server->move.adopted = 1;
   int code = reshard_server_model(server, &in, words, frame->bulk, &error);
   if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;
@@ -48421,7 +48415,7 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
  *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
- *        epoch (late)
+ *        epoch (over)
  *
  * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at the
  * servers that have not decided them, even those that all servers have yet to decide: a server that has decided M would
@@ -48452,7 +48446,7 @@ enum mlfab__pause_state {
 typedef struct mlfab__pause {
   enum mlfab__pause_state state;
   uint32_t attempt;
-  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  int over;         /* the move is over; adopt its layout when the servers have stopped */
   uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
   uint32_t *owners; /* owners and epoch of the last RESUME */
   uint32_t nowners, epoch;
@@ -48470,7 +48464,7 @@ struct mlfab__moving {
   mlfab__resize resize;
   struct moving_server {
     uint8_t stopped; /* it has answered STOP */
-    uint8_t late;    /* it came late, or has gone: it counts only while it has slices */
+    uint8_t spare;   /* it is an added server, or has gone: it counts only while it has slices */
     uint8_t comes;   /* the move under way will give it its first slices */
   } * servers;
 };
@@ -48511,7 +48505,7 @@ static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
   const mlfab__pause *pause = &worker->moving->pause;
   for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
     if (pause->owners[i] == server) return 1;
-  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].late;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].spare;
   return layout->owned_at[server] < layout->owned_at[server + 1];
 }
 
@@ -48534,7 +48528,7 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
-  worker->moving->servers[server].late = 1;
+  worker->moving->servers[server].spare = 1;
   mlfab__worker_spare(worker, server, now_ns);
   reshard_worker_without(worker, server, now_ns);
   return 1;
@@ -48563,12 +48557,12 @@ static void reshard_worker_vacant(mlfab__worker *worker, uint32_t server, uint64
   }
   if (!stream->absent) reshard_worker_spare(worker, server, now_ns);
   memset(stream, 0, sizeof *stream);
-  stream->absent = worker->moving->servers[server].late = 1;
+  stream->absent = worker->moving->servers[server].spare = 1;
   worker->moving->servers[server].stopped = 0;
   reshard_worker_without(worker, server, now_ns);
 }
 
-/* Counts a late server from now on, or no longer; call it before updates are divided anew. */
+/* Counts a spare server from now on, or no longer; call it before updates are divided anew. */
 static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int counts) {
   mlfab__stream *stream = &worker->streams[server];
   worker->moving->servers[server].comes = 0;
@@ -48588,12 +48582,12 @@ static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int cou
 
 /* --- stopping --- */
 
-static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int late) {
+static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int over) {
   mlfab__pause *pause = &worker->moving->pause;
   pause->state = MLFAB__PAUSE_STOPPING;
   worker->announces = 0;
   pause->attempt = attempt;
-  pause->late = late;
+  pause->over = over;
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->moving->servers[s].stopped = 0;
@@ -48637,7 +48631,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns);
 static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->moving->pause;
   if (pause->state == MLFAB__PAUSE_STOPPING && reshard_worker_stopped(worker)) {
-    if (pause->late) {
+    if (pause->over) {
       reshard_worker_adopt(worker, now_ns);
       return;
     }
@@ -48664,7 +48658,7 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
   int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
   for (uint32_t i = 0; !bad && i < freeze.servers; i++) bad = servers[i] >= worker->servers;
   if (mlfab__port_refuse(&worker->port, 0, frame, bad)) return;
-  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
+  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->over) {
     if (pause->state != MLFAB__PAUSE_FROZEN) return;
     int reaches = reshard_worker_reaches(worker, &unreached);
     reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
@@ -48696,7 +48690,7 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
 static void reshard_worker_run(mlfab__worker *worker) {
   worker->moving->pause.state = MLFAB__PAUSE_RUNS;
   worker->announces = MLFAB__NEVER;
-  worker->moving->pause.late = 0;
+  worker->moving->pause.over = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
     worker->moving->servers[s].comes = 0;
@@ -48704,13 +48698,13 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* A late server counts while it owns slices. */
+/* A spare server counts while it owns slices. */
 static void reshard_worker_count_all(mlfab__worker *worker) {
   const mlfab__pause *pause = &worker->moving->pause;
   uint8_t owns[4096] = {0};
   for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
   for (uint32_t s = 0; s < worker->servers; s++)
-    if (worker->moving->servers[s].late) reshard_worker_count(worker, s, owns[s]);
+    if (worker->moving->servers[s].spare) reshard_worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
@@ -48767,7 +48761,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     reshard_worker_adopt(worker, now_ns);
   } else if (resume.epoch != worker->epoch) {
     /* It stops for this attempt already. */
-    if (pause->late && pause->attempt == resume.attempt) return;
+    if (pause->over && pause->attempt == resume.attempt) return;
     reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
@@ -48797,7 +48791,7 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
                                  const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__pause *pause = &worker->moving->pause;
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
-  if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
+  if (server == 0 && ack->kind < MLFAB__ACK_CREDIT) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
   if (worker->streams[server].absent) {
     reshard_worker_check(worker, now_ns); /* the move may have waited for this link */
@@ -50211,7 +50205,7 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
 #endif /* MLFAB_WITH_KEYS */
 
 #if MLFAB_WITH_CHECKPOINT
-/* ==== core/checkpoint/checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. Layer 4. */
+/* ==== core/checkpoint/checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. */
 
 /* --- frames --- */
 
@@ -50274,7 +50268,7 @@ typedef struct
 MLFAB__CHECKPOINT_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* ==== core/checkpoint/checkpoint_wire.c - encodes and decodes the frames of checkpoint_wire.h, and the manifest. See codec.h. Layer 4. */
+/* ==== core/checkpoint/checkpoint_wire.c - encodes and decodes the frames of checkpoint_wire.h, and the manifest. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
@@ -50297,7 +50291,7 @@ WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* ==== core/checkpoint/state.h - the records of a server's state, for a checkpoint's files and for the stream of a copy. Layer 4.
+/* ==== core/checkpoint/state.h - the records of a server's state, for a checkpoint's files and for the stream of a copy.
  *
  * A record has a meta (one of the structs below, or DEFINE's) and a bulk. moment.h makes the records of a server,
  * reader.h takes them one after another. */
@@ -50375,7 +50369,7 @@ typedef struct mlfab__checkpoint_end { /* END, the last record of a shard's file
 /* clang-format on */
 MLFAB__STATE_PAIRS(MLFAB__WIRE_DECLARE)
 
-/* ==== core/checkpoint/state.c - encodes and decodes the records of state.h. See codec.h. Layer 4. */
+/* ==== core/checkpoint/state.c - encodes and decodes the records of state.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
@@ -50580,7 +50574,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* ==== core/checkpoint/moment.h - a server's state of one moment, as records of a shard (record.h). For writer.c and copy.c. Layer 4.
+/* ==== core/checkpoint/moment.h - a server's state of one moment, as records of a shard (record.h). For writer.c and copy.c.
  *
  * pin sets the state aside: references to the blocks of weights and of open rounds' sums, and to optimizer state
  * (store.h, holders); all else is small, and copied. It costs a few pointers for each block, and no bytes. Then
@@ -50942,7 +50936,7 @@ MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 #if MLFAB_WITH_CHECKPOINT
-/* ==== core/checkpoint/writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
+/* ==== core/checkpoint/writer.h - a server writes its shard to a file of a checkpoint.
  *
  * On an order, the server pins the state of one moment (moment.h), and then writes it record by record while training
  * continues. A slice is given back when its bytes are written.
@@ -51175,7 +51169,7 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
   }
 }
 
-/* ==== core/checkpoint/lead.h - server 0 leads the checkpoints of a fabric. Layer 4.
+/* ==== core/checkpoint/lead.h - server 0 leads the checkpoints of a fabric.
  *
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. It leads one at a time; another worker
  * gets AGAIN. While it only removes files, a request waits (`waits`).
@@ -51651,7 +51645,7 @@ static void lead_seal(mlfab__lead *lead) {
 }
 
 /* Takes an answer that nobody awaits: if its attempt failed, its files can go, now or with the next attempt. */
-static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+static void lead_unawaited(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
   if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
 }
@@ -51662,7 +51656,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (shard->number >= *owes) *owes = 0;
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server)) {
-    lead_late(lead, shard);
+    lead_unawaited(lead, shard);
     return;
   }
   if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
@@ -51933,7 +51927,7 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* ==== core/checkpoint/reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
+/* ==== core/checkpoint/reader.h - the records of a shard, one after another: their form and their order (state.h).
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
@@ -52118,7 +52112,7 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 #if MLFAB_WITH_CHECKPOINT
-/* ==== core/checkpoint/restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
+/* ==== core/checkpoint/restore.h - a server loads the newest whole checkpoint of a directory.
  *
  * Every server does so by itself. All come to the same checkpoint, because all read the same files (if not, workers
  * notice: DEFINE_ACK has its number).
@@ -52156,7 +52150,7 @@ typedef struct mlfab__restore {
   mlfab__filer *filer;
   char dir[MLFAB__TEXT_MAX]; /* directory from worker 0; "": a new model */
   enum mlfab__restore_phase phase;
-  int late;        /* the running operation belongs to an attempt that has ended */
+  int stale;       /* the running operation belongs to an attempt that has ended */
   uint64_t number; /* the checkpoint; in the directory, the newest below the last one tried */
   char *names;
   uint32_t names_bytes;
@@ -52237,7 +52231,7 @@ static void restore_end(mlfab__restore *restore) {
 
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
   if (restore->phase == MLFAB__RESTORE_IDLE) return;
-  restore->late = restore->filer->busy;
+  restore->stale = restore->filer->busy;
   restore_end(restore);
 }
 
@@ -52345,7 +52339,7 @@ MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore) {
     restore_no_memory(restore);
     return 1;
   }
-  if (!restore->late) restore_list(restore);
+  if (!restore->stale) restore_list(restore);
   return 1;
 }
 
@@ -52698,8 +52692,8 @@ static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event)
 
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
-  if (restore->late) {
-    restore->late = 0;
+  if (restore->stale) {
+    restore->stale = 0;
     if (restore->phase == MLFAB__RESTORE_LISTS) restore_list(restore);
   } else if (restore->phase == MLFAB__RESTORE_LISTS) {
     restore_listed(restore, event);
@@ -52721,7 +52715,7 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_REPLICA
-/* ==== core/checkpoint/collect.h - a copy of a server takes over that server's moments. replica/copy.c calls it. Layer 4.
+/* ==== core/checkpoint/collect.h - a copy of a server takes over that server's moments. replica/copy.c calls it.
  *
  * The records of a moment (moment.h, complete) come one after another, from a server of the same number in a fabric of
  * the same shape, which owns the same slices. They are collected beside the model, and installed in one step:
@@ -53582,7 +53576,7 @@ static int checkpoint_worker_frame(void *self, mlfab__at at, const mlfab__frame_
 
 static void checkpoint_worker_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__checkpoint_role *role = self;
-  if (greeting->ack->was_dead >= 2) return;
+  if (greeting->ack->kind >= MLFAB__ACK_CREDIT) return;
   if (role->resume[0]) checkpoint_worker_say(role, at.peer);
   if (at.peer == 0 && role->request) checkpoint_worker_ask(role);
 }
@@ -53631,7 +53625,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(mlfab_node *node,
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_DEVICE
-/* ==== core/device/resident.h - a server's model in memory of a device. Layer 5. */
+/* ==== core/device/resident.h - a server's model in memory of a device. */
 
 /* Puts the models of this server into memory of config.device. Errors: CONFIG, naming the missing function of the
  * device; MEMORY; DEVICE. */
@@ -53666,6 +53660,8 @@ typedef struct resident_shadow {
   void *mark; /* mark of its last copy, until that is known to be over */
 } resident_shadow;
 
+enum { RESIDENT_FAILED = 1, RESIDENT_FOREIGN = 2 }; /* FOREIGN: the device of another process */
+
 typedef struct resident {
   mlfab__memory base;
   mlfab_node *node;
@@ -53677,7 +53673,7 @@ typedef struct resident {
   uint8_t **pool; /* memory that was given back; taking memory from the device may make it wait */
   uint32_t npool, pool_room;
   uint64_t pool_bytes; /* of each */
-  int broken;          /* 2: it belongs to another process */
+  int broken;          /* RESIDENT_*, or 0 */
 } resident;
 
 static resident *resident_of(mlfab__memory *memory) { return (resident *)(void *)memory; }
@@ -53687,7 +53683,7 @@ static void resident_break(resident *r, const char *what, int number) {
   if (r->broken) return;
   snprintf(text, sizeof text, "server %u: its model is on a device, which has failed: %s: %s",
            r->server->number, what, r->device->text(r->self, number));
-  r->broken = 1;
+  r->broken = RESIDENT_FAILED;
   mlfab__node_crash(r->node, MLFAB_ERR_DEVICE, text);
 }
 
@@ -53842,7 +53838,7 @@ static void resident_unpin(resident *r) {
   while (r->unused) {
     resident_shadow *s = r->unused;
     r->unused = s->next;
-    if (s->mark && r->broken < 2) r->device->drop(r->self, s->mark);
+    if (s->mark && r->broken != RESIDENT_FOREIGN) r->device->drop(r->self, s->mark);
     /* Memory that a broken device may still write to stays pinned. */
     if (!r->broken) r->device->unpin(r->self, s->at);
     mlfab__free(r->server->env, s, sizeof *s);
@@ -53934,7 +53930,9 @@ static void resident_free(mlfab__memory *memory) {
   resident_unmake(r->server, r);
 }
 
-static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
+static void resident_disown(mlfab__memory *memory) {
+  resident_of(memory)->broken = RESIDENT_FOREIGN;
+}
 
 /* Called if there is no pinned memory to copy the pull's bytes to. */
 static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {
@@ -54019,7 +54017,7 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
 
 #if MLFAB_WITH_REPLICA
 /* ==== core/replica/divergence.h - how far a replica may be from its server, computed from the norms of updates alone. keeper.c calls it.
- * Layer 1.
+ *
  *
  * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the replica
  * lags. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s, if the server has
@@ -54261,7 +54259,7 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
   divergence_sum(d);
 }
 
-/* ==== core/replica/vote.h - who serves a shard: its two copies and the scheduler decide it, two of three. Layer 4.
+/* ==== core/replica/vote.h - who serves a shard: its two copies and the scheduler decide it, two of three.
  *
  * A shard has two copies, A and B, and a witness W (the scheduler). A record says which copy serves, and which
  * copies have every durable update (are in sync). Records have ascending epochs:
@@ -54674,7 +54672,7 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
   }
 }
 
-/* ==== core/replica/keeper.h - decides what a server with a replica may apply, answer and show. Server and copy.c call it. Layer 4.
+/* ==== core/replica/keeper.h - decides what a server with a replica may apply, answer and show. Server and copy.c call it.
  *
  * The server sends its state to its replica, moment by moment: a moment is the server's state between two commits. When
  * the replica has a moment, everything that the server had decided by then is durable. The keeper counts decisions and
@@ -54696,7 +54694,7 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
  * next updates forever.
  *
  * One hidden commit may directly follow another. For progress, each pull pins the next slice that it reads at the
- * moment between the two (mlfab__serve_offer), and sends it while the next commit is hidden.
+ * moment between the two (mlfab__keeper_offer), and sends it while the next commit is hidden.
  *
  * With rounds and a finite Div_max all answers wait like this, because the bound does not count the open round's sum.
  *
@@ -54766,7 +54764,7 @@ MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
 /* Was anything decided since the moment being sent, or else since the last one sent? Then another moment is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
 /* Prepares for a hidden commit: pins the next slice of each running pull, so that the pull continues meanwhile. */
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server);
 
 /* ==== core/replica/keeper.c - decides which commits a server with a replica may apply, answer and show. See keeper.h. */
 
@@ -54972,7 +54970,7 @@ static enum mlfab__shows keeper_shows(const mlfab__server *server) {
                                          : MLFAB__SHOWS_ALL;
 }
 
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
@@ -54991,7 +54989,7 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
 }
 
 static void keeper_ready(mlfab__server *server) {
-  mlfab__serve_offer(server);
+  mlfab__keeper_offer(server);
   mlfab__server_advance(server);
 }
 
@@ -55177,7 +55175,7 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
   return 0;
 }
 
-/* ==== core/replica/replica_wire.h - frames between the voters of a shard. See wire.h, replica.h. Layer 4. */
+/* ==== core/replica/replica_wire.h - frames between the voters of a shard. See wire.h, vote.h, copy.h. */
 
 typedef struct mlfab__vote_frame { /* voter -> voter */
   uint32_t shard;
@@ -55239,7 +55237,7 @@ MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYT
 MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECORD_BYTES],
                                                mlfab__vote_record *record);
 
-/* ==== core/replica/replica_wire.c - encodes and decodes the frames of replica_wire.h. See codec.h. Layer 4. */
+/* ==== core/replica/replica_wire.c - encodes and decodes the frames of replica_wire.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define R(record) N(record.epoch) N(record.serves) N(record.insync)
@@ -55273,7 +55271,7 @@ MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECO
   record->insync = wire_get32(at + 8);
 }
 
-/* ==== core/replica/voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
+/* ==== core/replica/voter.h - the votes of a node: a copy votes in one shard, the scheduler in all.
  *
  * Votes travel over VOTER links. A grant counts once it is stored: in a file of the directory `vote_dir` (votes.h), or
  * else in memory only; then a restarted process has lost it (vote.h, UNKNOWN).
@@ -55494,7 +55492,7 @@ MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters) {
 #endif /* MLFAB_WITH_REPLICA */
 
 #if MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT
-/* ==== core/replica/votes.h - the file of a voter in the directory `vote_dir`: its granted records, of all its shards. Layer 4.
+/* ==== core/replica/votes.h - the file of a voter in the directory `vote_dir`: its granted records, of all its shards.
  *
  *    CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
  *                                                      \--error--> DIRTY, again after a beat
@@ -55622,7 +55620,7 @@ MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void) {
 #endif /* MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT */
 
 #if MLFAB_WITH_REPLICA
-/* ==== core/replica/mirror.h - server 0's other jobs at both of its copies: the other copy knows all that it has told workers. Layer 4.
+/* ==== core/replica/mirror.h - server 0's other jobs at both of its copies: the other copy knows all that it has told workers.
  *
  * The weights of a shard go to the other copy in moments (copy.h). Members of collectives, barriers, trees and the
  * numbers of processes change with every word of a worker, and the copy that takes over may not contradict an earlier
@@ -56398,11 +56396,11 @@ MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
 }
 
 /* ==== core/replica/copy.h - a server and its replica: one copy serves and sends its states to the other, which takes over when the first
- * is lost. Layer 5.
+ * is lost.
  *
  * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
  * scheduler as witness (witness.c). The three vote which copy serves (vote.h). Both copies have all roles of a server,
- * and this role. The copy that does not serve has no callers: the node turns them away (node.h, Copies).
+ * and this role. The copy that does not serve has no callers: the node turns them away (../node/copies.h).
  *
  *    STANDS_BY --the vote says: this copy, and its state is whole--> SERVES --it hears neither of the others for 6 beats-->
  *    SUSPENDED --it hears one again--> SERVES
@@ -56452,6 +56450,8 @@ enum mlfab__copy_phase { MLFAB__COPY_STANDS_BY, MLFAB__COPY_SERVES, MLFAB__COPY_
 
 struct mlfab__worker;
 
+enum { MLFAB__SENDS_RECORDS = 1, MLFAB__SENDS_DONE = 2 }; /* DONE: the last record was sent */
+
 typedef struct mlfab__copy {
   mlfab_node *node;
   mlfab__server *server;
@@ -56468,7 +56468,7 @@ typedef struct mlfab__copy {
   uint64_t frozen_ns;    /* start of the time in which the serving copy has no lease; 0: has it */
   /* Sender. */
   mlfab__moment moment;
-  int sends;                 /* 0: none, 1: a moment is under way, 2: its last record was sent */
+  int sends;                 /* a moment is under way: MLFAB__SENDS_*, or 0 */
   int link_up;               /* on the present link, the other copy has reported its moment */
   int bare;                  /* the moment under way has no model: END alone */
   uint64_t since, at;        /* store.changes before the moment under way, and at it */
@@ -56543,7 +56543,8 @@ static void copy_send_bare(mlfab__copy *c) {
   if (c->has > 0) return;
   c->number++;
   c->at = c->since = 0;
-  c->bare = c->joins = c->sends = c->ready = 1;
+  c->bare = c->joins = c->ready = 1;
+  c->sends = MLFAB__SENDS_RECORDS;
   c->began_ns = c->node->now_ns;
   c->record = (mlfab__file_record){.type = MLFAB__RECORD_END};
   mlfab__keeper_moment(c->server, 1);
@@ -56581,7 +56582,7 @@ static void copy_send(mlfab__copy *c) {
   c->at = c->moment.at;
   c->joins = joins;
   c->began_ns = c->node->now_ns;
-  c->sends = 1;
+  c->sends = MLFAB__SENDS_RECORDS;
   mlfab__keeper_moment(server, joins);
   copy_fetch(c);
 }
@@ -56616,7 +56617,7 @@ static void copy_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) 
   c->server->stats->replica_bytes += frame->bulk_bytes;
   if (c->record.type == MLFAB__RECORD_END) {
     c->ready = 0;
-    c->sends = 2;
+    c->sends = MLFAB__SENDS_DONE;
   } else {
     copy_fetch(c);
   }
@@ -56770,7 +56771,7 @@ static void copy_tell_gone(mlfab__copy *c) {
   }
 }
 
-static void copy_serve(mlfab__copy *c, const char *text) {
+static void copy_begin_to_serve(mlfab__copy *c, const char *text) {
   mlfab__vote *vote = copy_vote(c);
   if (c->phase == MLFAB__COPY_STANDS_BY) {
     copy_void(c);
@@ -56846,7 +56847,7 @@ static void copy_look_at_lease(mlfab__copy *c) {
   if (leased) {
     c->frozen_ns = 0;
     mlfab__keeper_freeze(c->server, 0);
-    if (c->phase == MLFAB__COPY_SUSPENDED) copy_serve(c, "it has its vote again");
+    if (c->phase == MLFAB__COPY_SUSPENDED) copy_begin_to_serve(c, "it has its vote again");
     return;
   }
   mlfab__keeper_freeze(c->server, 1);
@@ -56883,9 +56884,9 @@ static void copy_look_at_sync(mlfab__copy *c) {
   const mlfab__keeper *keeper = c->server->keeping;
   uint64_t now_ns = c->node->now_ns;
   copy_look_at_joining(c);
-  int late = c->sends && now_ns - c->began_ns >= c->node->config.silent_death_ns;
-  late |= c->apart_ns && now_ns - c->apart_ns >= c->node->config.silent_death_ns;
-  late |= mlfab__mirror_behind(c->mirror);
+  int behind = c->sends && now_ns - c->began_ns >= c->node->config.silent_death_ns;
+  behind |= c->apart_ns && now_ns - c->apart_ns >= c->node->config.silent_death_ns;
+  behind |= mlfab__mirror_behind(c->mirror);
   /* An empty copy counts as silent for the vote, until the first beat after it was filled. */
   int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
                now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
@@ -56895,13 +56896,13 @@ static void copy_look_at_sync(mlfab__copy *c) {
     mlfab__keeper_joined(c->server);
     copy_event(c, MLFAB_EVENT_IN_SYNC, 0, "the other copy is in sync");
   }
-  if (keeper->phase != MLFAB__KEEPER_ALONE && (late || silent || empty) && !c->drops) {
+  if (keeper->phase != MLFAB__KEEPER_ALONE && (behind || silent || empty) && !c->drops) {
     c->drops = 1;
     c->has = 0;
     copy_unsend(c);
     mlfab__vote_want(vote, 1u << c->self, now_ns);
     copy_event(c, MLFAB_EVENT_IN_SYNC, MLFAB_ERR_PEER_DEAD,
-               late     ? "the other copy is behind"
+               behind   ? "the other copy is behind"
                : silent ? "the other copy is silent"
                         : "the other copy has lost its state");
   }
@@ -56913,7 +56914,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
 
 /* Without memory for a state of the moment under way: sends another moment a beat later. */
 static void copy_look_at_loss(mlfab__copy *c) {
-  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment)) return;
+  if (c->sends != MLFAB__SENDS_RECORDS || c->bare || !mlfab__moment_lost(&c->moment)) return;
   copy_unsend(c);
   c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
 }
@@ -56937,11 +56938,9 @@ static void copy_tell_callers(mlfab__copy *c) {
   char *why = c->node->replica->standby_why;
   size_t room = sizeof c->node->replica->standby_why;
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
-  int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
-  if (silent && c->voters.retry_ns) state = 4;
-  if (state == 4)
+  if (silent && c->voters.retry_ns)
     snprintf(why, room, "it cannot write its vote in vote_dir");
-  else if (state == 3)
+  else if (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns))
     snprintf(why, room, "%s and %s are silent", copy_name(c->other),
              copy_name(MLFAB__VOTER_WITNESS));
   else
@@ -56956,7 +56955,7 @@ static void copy_look(mlfab__copy *c) {
   int serves = mlfab__vote_serves(vote);
   if (c->phase == MLFAB__COPY_STANDS_BY && serves) {
     c->term = vote->decided.epoch;
-    copy_serve(c, "it serves");
+    copy_begin_to_serve(c, "it serves");
   }
   if (c->phase != MLFAB__COPY_STANDS_BY && !serves) copy_yield(c);
   int takes = copy_takes(c);
@@ -57210,7 +57209,7 @@ MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_d
 #endif /* MLFAB_WITH_REPLICA */
 
 #if MLFAB_WITH_TELEMETRY
-/* ==== core/telemetry/metrics.h - the state of a node as OpenMetrics text. Layer 5.
+/* ==== core/telemetry/metrics.h - the state of a node as OpenMetrics text.
  *
  * A snapshot is a copy of a node's counters, taken at one moment. The text has one family for each member of
  * mlfab_stats, from a table with the member's offset. A member without a row lacks its family, which a test notices.
@@ -57512,7 +57511,7 @@ MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns
   metrics_take_waits(node, now_ns, s);
 }
 
-/* ==== core/telemetry/trace.h - a recorder of the frames on a node's links, and of its scheduler's plans. Layer 5.
+/* ==== core/telemetry/trace.h - a recorder of the frames on a node's links, and of its scheduler's plans.
  *
  * The recorder is the observer (tap) of a node. A lane is one direction of one link, or the plans for one worker. A
  * transfer is an update's part at one server, the answer to a pull, a message of a collective, or a slice that moves;
@@ -57865,7 +57864,7 @@ MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
   return n;
 }
 
-/* ==== core/telemetry/chrome.h - records of trace.h as Chrome trace events, in JSON. Layer 5.
+/* ==== core/telemetry/chrome.h - records of trace.h as Chrome trace events, in JSON.
  *
  * The text is an array with one event a line:
  *
@@ -60539,8 +60538,8 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
 }
 
 /* closed: 1 if the context was closed when the wait began; the wait ends when that changes. */
-static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
-                         int closed) {
+static int context_wait_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
+                              int closed) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
@@ -60571,7 +60570,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
 
 MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
                                          void *what) {
-  return context_until(ctx, deadline, test, what, 0);
+  return context_wait_until(ctx, deadline, test, what, 0);
 }
 
 MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
@@ -60970,14 +60969,14 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
     /* The other workers need this node's shard until they have left. */
     mlfab__node_stop_working(node, now);
-    context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
+    context_wait_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
   }
   /* In GREETING some servers may know this node already. */
   if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
     now = mlfab__context_now(ctx);
     mlfab_node_leave(node, now);
     /* One heartbeat for peers that still need this node, and one for the goodbye. */
-    context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
+    context_wait_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
   }
   context_end(ctx);
   return 0;
@@ -61035,7 +61034,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     now = mlfab__context_now(ctx);
     mlfab__context_cancel(ctx, id);
     context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
-    context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
+    context_wait_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
   }
   if (!done) return context_pending(ctx, id);
@@ -61412,7 +61411,7 @@ static int64_t disk_write(void *user, int file, const void *data, size_t bytes) 
   return n < 0 ? -errno : n;
 }
 
-static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
+static int64_t disk_pread(void *user, int file, void *data, size_t bytes, uint64_t offset) {
   (void)user;
   ssize_t n = pread(file, data, bytes, (off_t)offset);
   return n < 0 ? -errno : n;
@@ -61481,7 +61480,7 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   static const mlfab_files files = {.size = sizeof files,
                                     .open = disk_open,
                                     .write = disk_write,
-                                    .read = disk_read,
+                                    .read = disk_pread,
                                     .sync = disk_sync,
                                     .close = disk_close,
                                     .rename = disk_rename,
@@ -65188,7 +65187,7 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
 }
 
 /* Ends a call that does not run on its image, if its deadline has passed. */
-static int staging_late(mlfab *ctx, staging_call *c) {
+static int staging_expire(mlfab *ctx, staging_call *c) {
   char text[MLFAB__TEXT_MAX], waited[24];
   const char *why = "earlier calls have not begun, or there is no room for this one";
   if (ctx->now_ns < c->deadline_ns) return 0;
@@ -65219,7 +65218,7 @@ static int staging_stage(mlfab *ctx, staging_call *c) {
   if (!code) code = look.code;
   if (!code && look.bytes > s->most) code = staging_too_large(&look);
   if (!code && look.bytes > 0) code = staging_image_get(ctx, look.bytes, &c->image, &error);
-  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_late(ctx, c);
+  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_expire(ctx, c);
   if (!code) code = staging_place(ctx, c, &look);
   if (code) {
     staging_end(ctx, c, code, error.text);
@@ -65236,7 +65235,7 @@ static int staging_direct(mlfab *ctx, staging_call *c, int first) {
   mlfab_error error;
   switch (ctx->direct->step(ctx, c->direct, first, &c->inner, &error)) {
     case MLFAB__DIRECT_WAITS:
-      return c->inner ? 0 : staging_late(ctx, c);
+      return c->inner ? 0 : staging_expire(ctx, c);
     case MLFAB__DIRECT_MOVED:
       return 1;
     case MLFAB__DIRECT_STAGED:
@@ -65261,7 +65260,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
       reached = staging_filled(s, c);
       if (reached < 0)
         return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
-      if (staging_late(ctx, c)) return 1;
+      if (staging_expire(ctx, c)) return 1;
       return first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached);
     case STAGING_RUNNING:
       if (staging_overlap(ctx, c)) return 1;
@@ -65270,7 +65269,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
     case STAGING_LANDING:
       reached = staging_reached(s, c);
       if (reached < 0) return staging_fail_device(ctx, c, "copying to device memory", -reached), 1;
-      if (reached == 0) return staging_late(ctx, c);
+      if (reached == 0) return staging_expire(ctx, c);
       staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
       c->state = STAGING_ENDED;
       return 1;
@@ -67483,11 +67482,6 @@ static void tcp_unask(tcp_self *self) {
   if (answered) tcp_question_free(question);
 }
 
-static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
-  return question && !strcmp(question->dial.host, dial->host) &&
-         !strcmp(question->dial.port, dial->port);
-}
-
 /* Drops the addresses that need allow_insecure; returns how many are left. */
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
@@ -67525,7 +67519,8 @@ static void tcp_names(tcp_self *self) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
     if (!link || link->state != TCP_LINK_RESOLVING) continue;
-    if (answered && tcp_is_of(self->question, link->dial)) {
+    if (answered && !strcmp(self->question->dial.host, link->dial->host) &&
+        !strcmp(self->question->dial.port, link->dial->port)) {
       tcp_name_answered(self, link);
       taken = 1;
     } else if (now - link->asked_ns >= TCP_NAME_NS) {
@@ -70906,7 +70901,7 @@ static bool shm_is_eventfd(int fd) {
   return strcmp(target, "anon_inode:[eventfd]") == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0;
 }
 
-static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
+static void *shm_map_shared(void *at, size_t bytes, int fd, size_t offset) {
   return mlfab__shm_map(at, bytes, PROT_READ | PROT_WRITE, fd, offset);
 }
 
@@ -70921,10 +70916,10 @@ static bool shm_map_segment(struct shm_link *link, int fd) {
       mmap(NULL, shm_mapping(link), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return false;
   link->map = map;
-  if (shm_map(map, control + ring, fd, 0) == NULL ||
-      shm_map(map + control + ring, ring, fd, control) == NULL ||
-      shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
-      shm_map(map + control + 3 * (size_t)ring, ring, fd, control + ring) == NULL)
+  if (shm_map_shared(map, control + ring, fd, 0) == NULL ||
+      shm_map_shared(map + control + ring, ring, fd, control) == NULL ||
+      shm_map_shared(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
+      shm_map_shared(map + control + 3 * (size_t)ring, ring, fd, control + ring) == NULL)
     return false; /* shm_free_link unmaps */
   struct shm_lane *lanes = (struct shm_lane *)(void *)map;
   uint8_t *rings[2] = {map + control, map + control + 2 * (size_t)ring};
@@ -71244,7 +71239,7 @@ static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, ui
   link->ring = link->inbound && t->lend != NULL && !link->plain
                    ? (uint32_t)mlfab__min(ring, t->lend->wish(t))
                    : ring;
-  link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
+  link->bell = shm_map_shared(NULL, SHM_CONTROL, bell_fd, 0);
   if (link->bell == NULL || !shm_map_segment(link, link->inbound ? fds[0] : link->segment_fd))
     return MLFAB_ERR_MEMORY;
   mlfab__shm_close_fd(&link->segment_fd);
@@ -71444,7 +71439,7 @@ static int shm_open_fds(struct shm *t, const char *name) {
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (t->bell_fd < 0 || t->event_fd < 0 || t->epoll_fd < 0 || t->listen_fd < 0) return MLFAB_ERR_IO;
-  t->bell = shm_map(NULL, SHM_CONTROL, t->bell_fd, 0);
+  t->bell = shm_map_shared(NULL, SHM_CONTROL, t->bell_fd, 0);
   if (t->bell == NULL) return MLFAB_ERR_IO;
   if (bind(t->listen_fd, (struct sockaddr *)&at, bytes) != 0)
     return errno == EADDRINUSE ? MLFAB_ERR_ADDRESS_IN_USE : MLFAB_ERR_IO;

@@ -1,4 +1,4 @@
-/* replicate.h - which updates of a batch go to a replica in this batch, and by which way. Layer 3.
+/* replicate.h - which updates of a batch go to a replica in this batch, and by which way.
  *
  * A replica gets the server's updates in the server's order, on the capacity that the batch leaves. The
  * list for it is: the updates that the server has and the replica still lacks (punted), then those of the

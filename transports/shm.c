@@ -145,7 +145,7 @@ static bool shm_is_eventfd(int fd) {
   return strcmp(target, "anon_inode:[eventfd]") == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0;
 }
 
-static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
+static void *shm_map_shared(void *at, size_t bytes, int fd, size_t offset) {
   return mlfab__shm_map(at, bytes, PROT_READ | PROT_WRITE, fd, offset);
 }
 
@@ -160,10 +160,10 @@ static bool shm_map_segment(struct shm_link *link, int fd) {
       mmap(NULL, shm_mapping(link), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return false;
   link->map = map;
-  if (shm_map(map, control + ring, fd, 0) == NULL ||
-      shm_map(map + control + ring, ring, fd, control) == NULL ||
-      shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
-      shm_map(map + control + 3 * (size_t)ring, ring, fd, control + ring) == NULL)
+  if (shm_map_shared(map, control + ring, fd, 0) == NULL ||
+      shm_map_shared(map + control + ring, ring, fd, control) == NULL ||
+      shm_map_shared(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
+      shm_map_shared(map + control + 3 * (size_t)ring, ring, fd, control + ring) == NULL)
     return false; /* shm_free_link unmaps */
   struct shm_lane *lanes = (struct shm_lane *)(void *)map;
   uint8_t *rings[2] = {map + control, map + control + 2 * (size_t)ring};
@@ -483,7 +483,7 @@ static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, ui
   link->ring = link->inbound && t->lend != NULL && !link->plain
                    ? (uint32_t)mlfab__min(ring, t->lend->wish(t))
                    : ring;
-  link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
+  link->bell = shm_map_shared(NULL, SHM_CONTROL, bell_fd, 0);
   if (link->bell == NULL || !shm_map_segment(link, link->inbound ? fds[0] : link->segment_fd))
     return MLFAB_ERR_MEMORY;
   mlfab__shm_close_fd(&link->segment_fd);
@@ -683,7 +683,7 @@ static int shm_open_fds(struct shm *t, const char *name) {
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (t->bell_fd < 0 || t->event_fd < 0 || t->epoll_fd < 0 || t->listen_fd < 0) return MLFAB_ERR_IO;
-  t->bell = shm_map(NULL, SHM_CONTROL, t->bell_fd, 0);
+  t->bell = shm_map_shared(NULL, SHM_CONTROL, t->bell_fd, 0);
   if (t->bell == NULL) return MLFAB_ERR_IO;
   if (bind(t->listen_fd, (struct sockaddr *)&at, bytes) != 0)
     return errno == EADDRINUSE ? MLFAB_ERR_ADDRESS_IN_USE : MLFAB_ERR_IO;

@@ -815,11 +815,6 @@ static void tcp_unask(tcp_self *self) {
   if (answered) tcp_question_free(question);
 }
 
-static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
-  return question && !strcmp(question->dial.host, dial->host) &&
-         !strcmp(question->dial.port, dial->port);
-}
-
 /* Drops the addresses that need allow_insecure; returns how many are left. */
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
@@ -857,7 +852,8 @@ static void tcp_names(tcp_self *self) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
     if (!link || link->state != TCP_LINK_RESOLVING) continue;
-    if (answered && tcp_is_of(self->question, link->dial)) {
+    if (answered && !strcmp(self->question->dial.host, link->dial->host) &&
+        !strcmp(self->question->dial.port, link->dial->port)) {
       tcp_name_answered(self, link);
       taken = 1;
     } else if (now - link->asked_ns >= TCP_NAME_NS) {

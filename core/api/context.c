@@ -620,8 +620,8 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
 }
 
 /* closed: 1 if the context was closed when the wait began; the wait ends when that changes. */
-static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
-                         int closed) {
+static int context_wait_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
+                              int closed) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
@@ -652,7 +652,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
 
 MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
                                          void *what) {
-  return context_until(ctx, deadline, test, what, 0);
+  return context_wait_until(ctx, deadline, test, what, 0);
 }
 
 MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
@@ -1051,14 +1051,14 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
     /* The other workers need this node's shard until they have left. */
     mlfab__node_stop_working(node, now);
-    context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
+    context_wait_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
   }
   /* In GREETING some servers may know this node already. */
   if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
     now = mlfab__context_now(ctx);
     mlfab_node_leave(node, now);
     /* One heartbeat for peers that still need this node, and one for the goodbye. */
-    context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
+    context_wait_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
   }
   context_end(ctx);
   return 0;
@@ -1116,7 +1116,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     now = mlfab__context_now(ctx);
     mlfab__context_cancel(ctx, id);
     context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
-    context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
+    context_wait_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
   }
   if (!done) return context_pending(ctx, id);

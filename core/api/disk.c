@@ -37,7 +37,7 @@ static int64_t disk_write(void *user, int file, const void *data, size_t bytes) 
   return n < 0 ? -errno : n;
 }
 
-static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
+static int64_t disk_pread(void *user, int file, void *data, size_t bytes, uint64_t offset) {
   (void)user;
   ssize_t n = pread(file, data, bytes, (off_t)offset);
   return n < 0 ? -errno : n;
@@ -106,7 +106,7 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   static const mlfab_files files = {.size = sizeof files,
                                     .open = disk_open,
                                     .write = disk_write,
-                                    .read = disk_read,
+                                    .read = disk_pread,
                                     .sync = disk_sync,
                                     .close = disk_close,
                                     .rename = disk_rename,

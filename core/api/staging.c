@@ -932,7 +932,7 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
 }
 
 /* Ends a call that does not run on its image, if its deadline has passed. */
-static int staging_late(mlfab *ctx, staging_call *c) {
+static int staging_expire(mlfab *ctx, staging_call *c) {
   char text[MLFAB__TEXT_MAX], waited[24];
   const char *why = "earlier calls have not begun, or there is no room for this one";
   if (ctx->now_ns < c->deadline_ns) return 0;
@@ -963,7 +963,7 @@ static int staging_stage(mlfab *ctx, staging_call *c) {
   if (!code) code = look.code;
   if (!code && look.bytes > s->most) code = staging_too_large(&look);
   if (!code && look.bytes > 0) code = staging_image_get(ctx, look.bytes, &c->image, &error);
-  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_late(ctx, c);
+  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_expire(ctx, c);
   if (!code) code = staging_place(ctx, c, &look);
   if (code) {
     staging_end(ctx, c, code, error.text);
@@ -980,7 +980,7 @@ static int staging_direct(mlfab *ctx, staging_call *c, int first) {
   mlfab_error error;
   switch (ctx->direct->step(ctx, c->direct, first, &c->inner, &error)) {
     case MLFAB__DIRECT_WAITS:
-      return c->inner ? 0 : staging_late(ctx, c);
+      return c->inner ? 0 : staging_expire(ctx, c);
     case MLFAB__DIRECT_MOVED:
       return 1;
     case MLFAB__DIRECT_STAGED:
@@ -1005,7 +1005,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
       reached = staging_filled(s, c);
       if (reached < 0)
         return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
-      if (staging_late(ctx, c)) return 1;
+      if (staging_expire(ctx, c)) return 1;
       return first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached);
     case STAGING_RUNNING:
       if (staging_overlap(ctx, c)) return 1;
@@ -1014,7 +1014,7 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
     case STAGING_LANDING:
       reached = staging_reached(s, c);
       if (reached < 0) return staging_fail_device(ctx, c, "copying to device memory", -reached), 1;
-      if (reached == 0) return staging_late(ctx, c);
+      if (reached == 0) return staging_expire(ctx, c);
       staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
       c->state = STAGING_ENDED;
       return 1;

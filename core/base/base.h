@@ -1,4 +1,4 @@
-/* base.h - macros and helpers used by every file. Layer 0.
+/* base.h - macros and helpers used by every file.
  *
  * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
  * built separately (tests of internals). Nothing here allocates or does I/O. */

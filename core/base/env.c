@@ -1,4 +1,4 @@
-/* env.c - memory, log and error records on top of a node's hooks. Layer 0.
+/* env.c - memory, log and error records on top of a node's hooks.
  *
  * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *

@@ -1,4 +1,4 @@
-/* env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
+/* env.h - the hooks a node was given: memory, log, and error records. */
 #ifndef MLFAB__ENV_H
 #define MLFAB__ENV_H
 

@@ -1,4 +1,4 @@
-/* error.c - the version, and the texts of error codes. Layer 0. */
+/* error.c - the version, and the texts of error codes. */
 #include "base.h"
 
 MLFAB_API const char *mlfab_version(void) { return MLFAB_VERSION; }

@@ -1,4 +1,4 @@
-/* heap.h - a priority queue of timers. Layer 0.
+/* heap.h - a priority queue of timers.
  *
  * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`: a caller that
  * numbers its entries gets the same order on every machine. An index is in the heap at most once; putting it again

@@ -1,4 +1,4 @@
-/* map.h - a hash map from non-zero 64-bit keys to 32-bit values. Layer 0.
+/* map.h - a hash map from non-zero 64-bit keys to 32-bit values.
  *
  * Open addressing with linear probing; deletion shifts entries back, so there are no tombstones. */
 #ifndef MLFAB__MAP_H

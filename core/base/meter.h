@@ -1,4 +1,4 @@
-/* meter.h - tells whether an in-link has spare capacity. Layer 2.
+/* meter.h - tells whether an in-link has spare capacity.
  *
  * Receivers (server, aggregator) release transfers in order. They release the next transfer as soon as the released
  * transfers leave capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts

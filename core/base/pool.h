@@ -1,4 +1,4 @@
-/* pool.h - free blocks of memory by size class: repeated work then allocates nothing. Layer 0.
+/* pool.h - free blocks of memory by size class: repeated work then allocates nothing.
  *
  * The sizes of blocks are the powers of two from 64 bytes to 2 GiB. Larger blocks are allocated and freed each time.
  * The link of the free list stands in front of the block. The pool never writes into the block: a transport may still

@@ -1,4 +1,4 @@
-/* random.c - seeded random numbers. Layer 0.
+/* random.c - seeded random numbers.
  *
  * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
  * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word

@@ -1,4 +1,4 @@
-/* random.h - seeded random numbers (splitmix64, xoshiro256**). Layer 0. Same seed, same numbers. rng.h includes it. */
+/* random.h - seeded random numbers (splitmix64, xoshiro256**). Same seed, same numbers. rng.h includes it. */
 #ifndef MLFAB__RANDOM_H
 #define MLFAB__RANDOM_H
 

@@ -1,4 +1,4 @@
-/* rng.c - hashes. Layer 0. Equal on every machine.
+/* rng.c - hashes. Equal on every machine.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 #include "rng.h"

@@ -1,4 +1,4 @@
-/* rng.h - hashes, and for the groups that need them, seeded random numbers (random.h). Layer 0. */
+/* rng.h - hashes, and for the groups that need them, seeded random numbers (random.h). */
 #ifndef MLFAB__RNG_H
 #define MLFAB__RNG_H
 

@@ -1,4 +1,4 @@
-/* shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
+/* shm_coll.h - collectives of the processes of one host, in shared memory.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_coll.c. A context gets a table of its
  * functions. They block and send no frames: members communicate through words in memory that the others map.

@@ -1,4 +1,4 @@
-/* shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
+/* shm_memory.h - memory of this process that other processes of the host may map.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object.
  * Its users: collectives (shm_coll.h), and the shared-memory transport, which sends references into it.

@@ -1,4 +1,4 @@
-/* text.c - numbers and reasons as text. See text.h. Layer 0.
+/* text.c - numbers and reasons as text. See text.h.
  *
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
 #include "text.h"

@@ -1,4 +1,4 @@
-/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+/* text.h - numbers, reasons and addresses as text, the same in every locale.
  *
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have decimal
  * points in every process. So each function here sets the C locale for its thread until it returns. */

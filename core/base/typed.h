@@ -1,4 +1,4 @@
-/* typed.h - units and names as people type them, in settings and in options of the tools. Layer 0. */
+/* typed.h - units and names as people type them, in settings and in options of the tools. */
 #ifndef MLFAB__TYPED_H
 #define MLFAB__TYPED_H
 

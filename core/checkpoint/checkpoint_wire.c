@@ -1,4 +1,4 @@
-/* checkpoint_wire.c - encodes and decodes the frames of checkpoint_wire.h, and the manifest. See codec.h. Layer 4. */
+/* checkpoint_wire.c - encodes and decodes the frames of checkpoint_wire.h, and the manifest. See codec.h. */
 #include "checkpoint_wire.h"
 
 #include "../wire/codec.h"

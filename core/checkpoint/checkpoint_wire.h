@@ -1,4 +1,4 @@
-/* checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. Layer 4. */
+/* checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. */
 #ifndef MLFAB__CHECKPOINT_WIRE_H
 #define MLFAB__CHECKPOINT_WIRE_H
 

@@ -124,7 +124,7 @@ static int checkpoint_worker_frame(void *self, mlfab__at at, const mlfab__frame_
 
 static void checkpoint_worker_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__checkpoint_role *role = self;
-  if (greeting->ack->was_dead >= 2) return;
+  if (greeting->ack->kind >= MLFAB__ACK_CREDIT) return;
   if (role->resume[0]) checkpoint_worker_say(role, at.peer);
   if (at.peer == 0 && role->request) checkpoint_worker_ask(role);
 }

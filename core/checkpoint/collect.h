@@ -1,4 +1,4 @@
-/* collect.h - a copy of a server takes over that server's moments. replica/copy.c calls it. Layer 4.
+/* collect.h - a copy of a server takes over that server's moments. replica/copy.c calls it.
  *
  * The records of a moment (moment.h, complete) come one after another, from a server of the same number in a fabric of
  * the same shape, which owns the same slices. They are collected beside the model, and installed in one step:

@@ -332,7 +332,7 @@ static void lead_seal(mlfab__lead *lead) {
 }
 
 /* Takes an answer that nobody awaits: if its attempt failed, its files can go, now or with the next attempt. */
-static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+static void lead_unawaited(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
   if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
 }
@@ -343,7 +343,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (shard->number >= *owes) *owes = 0;
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server)) {
-    lead_late(lead, shard);
+    lead_unawaited(lead, shard);
     return;
   }
   if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {

@@ -1,4 +1,4 @@
-/* lead.h - server 0 leads the checkpoints of a fabric. Layer 4.
+/* lead.h - server 0 leads the checkpoints of a fabric.
  *
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. It leads one at a time; another worker
  * gets AGAIN. While it only removes files, a request waits (`waits`).

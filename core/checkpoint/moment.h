@@ -1,4 +1,4 @@
-/* moment.h - a server's state of one moment, as records of a shard (record.h). For writer.c and copy.c. Layer 4.
+/* moment.h - a server's state of one moment, as records of a shard (record.h). For writer.c and copy.c.
  *
  * pin sets the state aside: references to the blocks of weights and of open rounds' sums, and to optimizer state
  * (store.h, holders); all else is small, and copied. It costs a few pointers for each block, and no bytes. Then

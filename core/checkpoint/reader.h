@@ -1,4 +1,4 @@
-/* reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
+/* reader.h - the records of a shard, one after another: their form and their order (state.h).
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *

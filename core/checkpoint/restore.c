@@ -44,7 +44,7 @@ static void restore_end(mlfab__restore *restore) {
 
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
   if (restore->phase == MLFAB__RESTORE_IDLE) return;
-  restore->late = restore->filer->busy;
+  restore->stale = restore->filer->busy;
   restore_end(restore);
 }
 
@@ -152,7 +152,7 @@ MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore) {
     restore_no_memory(restore);
     return 1;
   }
-  if (!restore->late) restore_list(restore);
+  if (!restore->stale) restore_list(restore);
   return 1;
 }
 
@@ -505,8 +505,8 @@ static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event)
 
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
-  if (restore->late) {
-    restore->late = 0;
+  if (restore->stale) {
+    restore->stale = 0;
     if (restore->phase == MLFAB__RESTORE_LISTS) restore_list(restore);
   } else if (restore->phase == MLFAB__RESTORE_LISTS) {
     restore_listed(restore, event);

@@ -1,4 +1,4 @@
-/* restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
+/* restore.h - a server loads the newest whole checkpoint of a directory.
  *
  * Every server does so by itself. All come to the same checkpoint, because all read the same files (if not, workers
  * notice: DEFINE_ACK has its number).
@@ -43,7 +43,7 @@ typedef struct mlfab__restore {
   mlfab__filer *filer;
   char dir[MLFAB__TEXT_MAX]; /* directory from worker 0; "": a new model */
   enum mlfab__restore_phase phase;
-  int late;        /* the running operation belongs to an attempt that has ended */
+  int stale;       /* the running operation belongs to an attempt that has ended */
   uint64_t number; /* the checkpoint; in the directory, the newest below the last one tried */
   char *names;
   uint32_t names_bytes;

@@ -1,4 +1,4 @@
-/* state.c - encodes and decodes the records of state.h. See codec.h. Layer 4. */
+/* state.c - encodes and decodes the records of state.h. See codec.h. */
 #include "state.h"
 
 #include "../wire/codec.h"

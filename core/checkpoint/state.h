@@ -1,4 +1,4 @@
-/* state.h - the records of a server's state, for a checkpoint's files and for the stream of a copy. Layer 4.
+/* state.h - the records of a server's state, for a checkpoint's files and for the stream of a copy.
  *
  * A record has a meta (one of the structs below, or DEFINE's) and a bulk. moment.h makes the records of a server,
  * reader.h takes them one after another. */

@@ -1,4 +1,4 @@
-/* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
+/* writer.h - a server writes its shard to a file of a checkpoint.
  *
  * On an order, the server pins the state of one moment (moment.h), and then writes it record by record while training
  * continues. A slice is given back when its bytes are written.

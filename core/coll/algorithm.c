@@ -1,5 +1,5 @@
 /* algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
- * Layer 2.
+ *
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same segment of an
  * earlier row. Only HALVING moves stretches that begin at a different block at either end; there a segment waits for

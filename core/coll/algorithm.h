@@ -1,5 +1,5 @@
 /* algorithm.h - builders of full collectives as task graphs: the messages and sums of one member. plain.c and partial.c
- * call them. Layer 2. Pure: it appends operations to a dag; equal questions give equal operations on all members.
+ * call them. Pure: it appends operations to a dag; equal questions give equal operations on all members.
  *
  * All algorithms work in place in one stretch of memory. They cut the data into a block for each member: as
  * `counts` says, or evenly, larger blocks first. They cut messages into segments: adding a segment overlaps with sending

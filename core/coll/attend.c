@@ -1,5 +1,4 @@
-/* attend.c - tells who is here, in a build without pushes and pulls: a role at servers (links WORKER), and a role at
- * workers (links SERVER). See attend.h. */
+/* attend.c - tells who is here, in a build without pushes and pulls: roles at both ends. See attend.h. */
 #include "attend.h"
 
 #include "../node/node.h"
@@ -17,7 +16,7 @@ static int attend_server_hello(void *self, mlfab__at at, mlfab__greeting *greeti
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)at.peer, 0,
                        greeting->hello->incarnation, 0, "joined again");
   greeting->ack->server = server->number;
-  greeting->ack->was_dead = fresh || entry->dead;
+  greeting->ack->kind = fresh || entry->dead ? MLFAB__ACK_DEAD : MLFAB__ACK_ALIVE;
   greeting->ack->guest = entry->guest;
   entry->incarnation = greeting->hello->incarnation;
   entry->dead = entry->absent = 0;

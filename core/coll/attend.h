@@ -1,4 +1,4 @@
-/* attend.h - tells who is here, in a build without pushes and pulls. compose.c attaches it. Layer 4.
+/* attend.h - tells who is here, in a build without pushes and pulls. compose.c attaches it.
  *
  * HELLO_ACK tells barriers and collectives if the worker was dead, and if it is a guest (membership.h). In a build with
  * pushes the server and the worker do that, and `finish`. In other builds two small roles do, one at each end of a

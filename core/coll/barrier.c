@@ -1,5 +1,4 @@
-/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
- * barrier.h. */
+/* barrier.c - the barrier: roles at server 0 (links WORKER) and at a worker (its link to server 0). See barrier.h. */
 #include "barrier.h"
 
 #include "../node/node.h"
@@ -20,7 +19,7 @@ static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_
   MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
 }
 
-static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
+static int barrier_asks(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
   return entry->asked > server->over && !entry->gone && !entry->guest;
 }
 
@@ -31,7 +30,7 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   uint64_t least = UINT64_MAX;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) {
+    if (barrier_asks(server, entry)) {
       least = mlfab__min(least, entry->asked);
     } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
       missing = (int32_t)w;
@@ -48,10 +47,10 @@ static int barrier_collects(const mlfab__barrier_server *server) {
 }
 
 /* Makes a worker that came late, and counts in barriers only, a guest again, if others take part in collectives. */
-static void barrier_look_late(const mlfab__barrier_server *server, uint32_t worker) {
+static void barrier_look_again(const mlfab__barrier_server *server, uint32_t worker) {
   const mlfab__barrier_entry *entry = &server->entries[worker];
   const mlfab__barrier barrier = {.what = MLFAB__BARRIER_LEAVES};
-  if (entry->late && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
+  if (entry->half && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
     MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
@@ -65,8 +64,8 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   int waits = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) waits = 1;
-    if (barrier_waits(server, entry) && entry->asked == next)
+    if (barrier_asks(server, entry)) waits = 1;
+    if (barrier_asks(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
     if (entry->guest && entry->wants && !entry->gone) guests = mlfab__max(guests, entry->progress);
   }
@@ -89,7 +88,7 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
   if (!entry->guest) return;
   (void)barrier_missing(server, &next);
   for (uint32_t w = 0; w < server->workers; w++)
-    if (barrier_waits(server, &server->entries[w]))
+    if (barrier_asks(server, &server->entries[w]))
       most = mlfab__max(most, server->entries[w].asked);
   if (entry->wants) most = mlfab__max(next, server->over + 1);
   if (in->of >= 0 && (uint32_t)in->of < server->workers) {
@@ -99,8 +98,8 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
   entry->asked = mlfab__max(most, in->number);
   entry->base = entry->asked - in->number;
   entry->guest = entry->wants = 0;
-  entry->late = in->of < 0;
-  barrier_look_late(server, worker);
+  entry->half = in->of < 0;
+  barrier_look_again(server, worker);
   if (in->number > 0 && server->over > entry->base)
     barrier_answer(server, worker, mlfab__min(entry->asked, server->over) - entry->base);
 }
@@ -120,7 +119,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
     if (entry->gone || entry->guest) continue;
     if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
-    if (barrier_waits(server, entry) &&
+    if (barrier_asks(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))
       barrier_blame(server, w, missing);
   }
@@ -128,7 +127,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
 }
 
 MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker) {
-  return barrier_waits(server, &server->entries[worker]);
+  return barrier_asks(server, &server->entries[worker]);
 }
 
 MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
@@ -136,7 +135,7 @@ MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uin
   if (server->entries[worker].elsewhere == waits) return;
   server->entries[worker].elsewhere = waits != 0;
   for (uint32_t w = 0; server->missing == (int32_t)worker && w < server->workers; w++)
-    if (barrier_waits(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
+    if (barrier_asks(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
 }
 
 /* Records that a worker's event changed its entry, and perhaps `over`. */
@@ -156,7 +155,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   if (greeting->fresh)
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
-  barrier_look_late(server, at.peer);
+  barrier_look_again(server, at.peer);
   if (greeting->fresh && entry->guest)
     barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
 }
@@ -188,7 +187,7 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
     return 1;
   if (in.what == MLFAB__BARRIER_COLLECTS) {
     entry->among = 1;
-    for (uint32_t w = 0; w < server->workers; w++) barrier_look_late(server, w);
+    for (uint32_t w = 0; w < server->workers; w++) barrier_look_again(server, w);
     return 1;
   }
   entry->progress = in.progress;
@@ -297,7 +296,7 @@ MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t 
   worker->of = of;
   worker->theirs = theirs;
   worker->mine = mine;
-  worker->newcomer = worker->late = 0;
+  worker->newcomer = worker->half = 0;
   worker->admitted = 1;
   barrier_say(worker, MLFAB__BARRIER_HERE);
 }
@@ -307,7 +306,7 @@ static void barrier_met(mlfab__barrier_worker *worker) {
   uint8_t passing = worker->told == MLFAB__BARRIER_PASSES;
   mlfab__barrier_here(worker, MLFAB_NO_RANK, 0, 0);
   worker->passing = passing;
-  worker->late = 1;
+  worker->half = 1;
 }
 
 MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
@@ -374,7 +373,7 @@ static void barrier_withdraw(void *self, mlfab__request *request, int code, uint
 /* A lost link changes nothing: the worker asks again on the next link. */
 static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_worker *worker = self;
-  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
+  if (at.peer != 0 || greeting->ack->kind >= MLFAB__ACK_CREDIT) return;
   if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
   worker->known = 1;
   if (worker->among) barrier_say(worker, MLFAB__BARRIER_COLLECTS);
@@ -427,7 +426,7 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
 static void barrier_scan(void *self, uint64_t now_ns) {
   mlfab__barrier_worker *worker = self;
   const mlfab__request *first = barrier_first(worker);
-  if (!worker->late || worker->newcomer || worker->among || !first) return;
+  if (!worker->half || worker->newcomer || worker->among || !first) return;
   if (now_ns - first->started_ns < worker->beat_ns) return;
   barrier_rest(worker);
   barrier_look(worker);
@@ -435,7 +434,7 @@ static void barrier_scan(void *self, uint64_t now_ns) {
 
 static int barrier_scans(const void *self) {
   const mlfab__barrier_worker *worker = self;
-  return worker->late && !worker->newcomer && worker->open > 0;
+  return worker->half && !worker->newcomer && worker->open > 0;
 }
 
 static void barrier_leave(void *self) {

@@ -28,7 +28,7 @@ typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
-  uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */
+  uint8_t half, among;  /* only a barrier has admitted it; it takes part in collectives */
   uint64_t base, asked; /* asked: the newest, as all count; it waits if above `over` */
   uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
@@ -56,8 +56,8 @@ typedef struct mlfab__barrier_worker {
   mlfab__counting counting;
   /* State of this worker. newcomer: as in membership.h. wants: stands apart and has asked. held: does not ask, as its
    * collective waits. among: takes part in collectives. passing: only others do; it is a newcomer again after this
-   * barrier. late: admitted by a barrier. */
-  uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
+   * barrier. half: only a barrier has admitted it. */
+  uint8_t half, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* mark of the newest call */
   int32_t of;       /* the member with which HERE was sent */
   uint64_t theirs, mine;

@@ -1,4 +1,4 @@
-/* coll_wire.c - encodes and decodes the frames of coll_wire.h. See codec.h. Layer 4. */
+/* coll_wire.c - encodes and decodes the frames of coll_wire.h. See codec.h. */
 #include "coll_wire.h"
 
 #include "../wire/codec.h"

@@ -1,4 +1,4 @@
-/* coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+/* coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. */
 #ifndef MLFAB__COLL_WIRE_H
 #define MLFAB__COLL_WIRE_H
 
@@ -40,16 +40,22 @@ typedef struct
 
 /* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
  * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
+enum {
+  MLFAB__ARENA_NONE,
+  MLFAB__ARENA_USED,
+  MLFAB__ARENA_LEFT
+}; /* LEFT: others may not know yet */
+
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
-  uint32_t arena; /* 1: it has mapped the memory of all members */
+  uint32_t arena; /* USED: it has mapped the memory of all members */
   uint64_t progress, barriers;
   int32_t rank;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
   uint32_t epoch;
-  uint32_t arena;      /* 1: all members have */
+  uint32_t arena;      /* USED: all members have */
   uint64_t latency_ns; /* latency of a message between two members, for choosing algorithms */
   double rate;         /* rate of the slowest link, bytes a second */
   uint64_t round;      /* the first partial round of this epoch */

@@ -1,4 +1,4 @@
-/* comm.h - the communicator: a worker's collectives and their epochs. The API's calls and comm_role.c use it. Layer 4.
+/* comm.h - the communicator: a worker's collectives and their epochs. The API's calls and comm_role.c use it.
  *
  * Server 0 keeps the membership of the workers that take part (membership.h). Collectives belong to an epoch, which has
  * fixed members. A failure ends the epoch for all members, and with it all open calls.

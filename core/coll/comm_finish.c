@@ -53,7 +53,7 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
-  if (comm->go.arena && !joins) comm->go.arena = 2;
+  if (comm->go.arena && !joins) comm->go.arena = MLFAB__ARENA_LEFT;
   if (joins && comm->begun > comm->base &&
       mlfab__plain_past(comm, comm->begun - comm->base - 1, &past))
     mlfab__plain_words(frozen.text, &past, comm->config->workers);

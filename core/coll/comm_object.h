@@ -1,5 +1,5 @@
 /* comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
- * the user's. Layer 4.
+ * the user's.
  *
  *    added --mlfab__comm_object_open: a plain call that opens it begins--> has a channel --closed--> removed, freed
  *

@@ -33,7 +33,7 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
   if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
-  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2) {
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->kind < MLFAB__ACK_CREDIT) {
     if (greeting->ack->guest && comm->epochs == 0) comm->newcomer = 1;
     mlfab__comm_hello(comm);
   }

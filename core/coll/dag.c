@@ -1,4 +1,4 @@
-/* dag.c - builds task graphs, checks them, and runs their rounds: see dag.h. Layer 1.
+/* dag.c - builds task graphs, checks them, and runs their rounds: see dag.h.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named), and
  * finds cycles: it removes operations without dependencies as long as it can. It also hashes the messages. A round has

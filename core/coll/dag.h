@@ -1,4 +1,4 @@
-/* dag.h - a task graph: operations of one member of a collective, and their dependencies. engine.c runs it. Layer 1.
+/* dag.h - a task graph: operations of one member of a collective, and their dependencies. engine.c runs it.
  *
  * Pure bookkeeping: it tells which operation may run now. The runner runs them (messages, memory, sums). An operation
  * starts when all of its dependencies are done, or any of them (OR), or k of them (a quorum). It is consumable: it runs

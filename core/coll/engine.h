@@ -1,5 +1,5 @@
 /* engine.h - the communicator: runs, which are task graphs (dag.h) being executed, and their messages. plain.c and the
- * objects arm them. Layer 4.
+ * objects arm them.
  *
  * A run belongs to a plain collective (channel 0, the number of the call) or to a round of an object (its channel, the
  * number of the round). (channel, number) means the same run on all workers. Every message has the run's signature

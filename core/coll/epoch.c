@@ -301,7 +301,7 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
 
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
   if (comm->phase != MLFAB__COMM_LISTED) return;
-  comm->go.arena = ok != 0;
+  comm->go.arena = ok ? MLFAB__ARENA_USED : MLFAB__ARENA_NONE;
   comm->phase = MLFAB__COMM_READY;
   mlfab__epoch_look_ready(comm);
 }
@@ -309,7 +309,7 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
   if (comm->phase != MLFAB__COMM_READY || go->epoch != comm->epoch) return;
   comm->go = *go;
-  comm->go.arena = go->arena != 0;
+  comm->go.arena = go->arena ? MLFAB__ARENA_USED : MLFAB__ARENA_NONE;
   comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
   epoch_begin(comm);
 }

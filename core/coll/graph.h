@@ -1,5 +1,4 @@
-/* graph.h - the graph of a stochastic reduce: which node sends its model to which. stochastic.c calls it. Layer 2,
- * pure.
+/* graph.h - the graph of a stochastic reduce: which node sends its model to which. stochastic.c calls it. Pure.
  *
  * A[i][j] = 1 iff j sends to i, or i = j; P = A with each row divided by its sum, the node's in-degree. Models agree at
  * the pace of the gap 1 - sigma_2(P). They agree on their mean only if P is doubly stochastic: all in- and out-degrees

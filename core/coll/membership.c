@@ -406,7 +406,7 @@ static void membership_make_go(mlfab__membership *membership) {
   const mlfab__membership_entry *first = membership_member(membership, 0);
   mlfab__membership_go *go = &membership->go;
   int inside = 1;
-  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = 1};
+  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = MLFAB__ARENA_USED};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     go->arena &= entry->arena;
@@ -555,8 +555,8 @@ static int membership_may_call(const mlfab__membership *membership,
   return !membership->freezing && !entry->finished;
 }
 
-/* Evaluates the answers; `late`: does not wait for members that have not answered. */
-static void membership_look_at_answers(mlfab__membership *membership, int late) {
+/* Evaluates the answers; `last`: does not wait for members that have not answered. */
+static void membership_look_at_answers(mlfab__membership *membership, int last) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
   if (!membership->inquiry.open) return;
   for (uint32_t w = membership->workers; w-- > 0;) {
@@ -568,7 +568,7 @@ static void membership_look_at_answers(mlfab__membership *membership, int late) 
       missing = (int32_t)w;
     }
   }
-  if (silent != MLFAB_NO_RANK && !late) return;
+  if (silent != MLFAB_NO_RANK && !last) return;
   if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
     membership_answer(membership, missing != MLFAB_NO_RANK ? missing : silent);
   } else {
@@ -949,7 +949,7 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
   entry->ready = 1;
   entry->ask.progress = in->progress;
   entry->ask.barriers = in->barriers;
-  entry->arena = in->arena == 1 && !entry->left;
+  entry->arena = in->arena == MLFAB__ARENA_USED && !entry->left;
   membership_check_ready(membership);
 }
 

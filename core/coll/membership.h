@@ -1,4 +1,4 @@
-/* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+/* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts.
  *
  *    IDLE --MEMBERSHIP of a worker--> GATHERING --MEMBERSHIP of every live worker--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all

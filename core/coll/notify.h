@@ -1,5 +1,5 @@
 /* notify.h - tells when a node of a stochastic reduce may send, may average, and must acknowledge. stochastic.c calls
- * it. Layer 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages belong to the runner.
+ * it. Pure: one node, its edges, numbers of iterations. Slots, bytes and messages belong to the runner.
  *
  * An edge leads from a sender to a receiver, who keeps one slot for it. A slot has the iteration as a stamp in front
  * (header, written before the first byte) and behind (footer, after the last).

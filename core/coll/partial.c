@@ -1,4 +1,4 @@
-/* partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. Layer 2. */
+/* partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. */
 #include "partial.h"
 
 #include "../kernels/kernels_combine.h"

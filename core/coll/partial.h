@@ -1,5 +1,5 @@
 /* partial.h - partial reductions: one member's round as a task graph, and its state between rounds. partial_run.c calls
- * it. Layer 2. Messages, runs and requests belong to the runner (partial_run.c).
+ * it. Messages, runs and requests belong to the runner (partial_run.c).
  *
  * A round is activation, then exchange:
  *

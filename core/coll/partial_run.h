@@ -1,4 +1,4 @@
-/* partial_run.h - partial reductions over the communicator. Layer 4. The protocol: partial_run.c. */
+/* partial_run.h - partial reductions over the communicator. The protocol: partial_run.c. */
 #ifndef MLFAB__PARTIAL_RUN_H
 #define MLFAB__PARTIAL_RUN_H
 

@@ -313,7 +313,7 @@ MLFAB__INTERNAL int mlfab__plain_on_tree(mlfab__comm *comm, const mlfab__frame_i
 /* Turns an outside call into a run. */
 static void plain_go_inside(mlfab__comm *comm, mlfab__comm_slot *slot) {
   /* This worker no longer uses the arena in this epoch; others may not know yet. */
-  if (comm->go.arena) comm->go.arena = 2;
+  if (comm->go.arena) comm->go.arena = MLFAB__ARENA_LEFT;
   if (mlfab__plain_finite(comm, &slot->call, 1)) {
     (void)plain_begin(comm, slot);
   } else {
@@ -350,7 +350,7 @@ static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     comm->later = 1;
     return comm->verdict.code;
   }
-  if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
+  if (slot->call.outside && comm->go.arena == MLFAB__ARENA_USED && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__engine_came(comm, mlfab__comm_number(slot));
     return 0;

@@ -1,4 +1,4 @@
-/* plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
+/* plain.h - the communicator: plain collectives, from the call to the result.
  *
  * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
  * up to MLFAB__COMM_AHEAD above the first that is open. Calls made while no epoch stands wait for the next.

@@ -1,4 +1,4 @@
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. The protocol: stochastic.c. */
+/* stochastic.h - stochastic reductions over the communicator. The protocol: stochastic.c. */
 #ifndef MLFAB__STOCHASTIC_H
 #define MLFAB__STOCHASTIC_H
 

@@ -1,4 +1,4 @@
-/* stream.h - reliable messages between the workers of one epoch. engine.c and the objects send by it. Layer 3.
+/* stream.h - reliable messages between the workers of one epoch. engine.c and the objects send by it.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the sender's own link to the
  * receiver as frames of at most chunk_bytes, numbered from 1 for each pair and epoch; acknowledgements return on the

@@ -1,5 +1,4 @@
-/* user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h; dag.h decides which
- * operation may run when.
+/* user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h, dag.h.
  *
  * A round is a run. Its messages carry the number of rounds that were armed in this epoch, which is the same on all
  * workers. The user's number counts rounds that are over here, with or without success, so a round and the call that

@@ -1,4 +1,4 @@
-/* user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. See user_dag.c. */
+/* user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. See user_dag.c. */
 #ifndef MLFAB__USER_DAG_H
 #define MLFAB__USER_DAG_H
 

@@ -29,6 +29,8 @@ typedef struct resident_shadow {
   void *mark; /* mark of its last copy, until that is known to be over */
 } resident_shadow;
 
+enum { RESIDENT_FAILED = 1, RESIDENT_FOREIGN = 2 }; /* FOREIGN: the device of another process */
+
 typedef struct resident {
   mlfab__memory base;
   mlfab_node *node;
@@ -40,7 +42,7 @@ typedef struct resident {
   uint8_t **pool; /* memory that was given back; taking memory from the device may make it wait */
   uint32_t npool, pool_room;
   uint64_t pool_bytes; /* of each */
-  int broken;          /* 2: it belongs to another process */
+  int broken;          /* RESIDENT_*, or 0 */
 } resident;
 
 static resident *resident_of(mlfab__memory *memory) { return (resident *)(void *)memory; }
@@ -50,7 +52,7 @@ static void resident_break(resident *r, const char *what, int number) {
   if (r->broken) return;
   snprintf(text, sizeof text, "server %u: its model is on a device, which has failed: %s: %s",
            r->server->number, what, r->device->text(r->self, number));
-  r->broken = 1;
+  r->broken = RESIDENT_FAILED;
   mlfab__node_crash(r->node, MLFAB_ERR_DEVICE, text);
 }
 
@@ -205,7 +207,7 @@ static void resident_unpin(resident *r) {
   while (r->unused) {
     resident_shadow *s = r->unused;
     r->unused = s->next;
-    if (s->mark && r->broken < 2) r->device->drop(r->self, s->mark);
+    if (s->mark && r->broken != RESIDENT_FOREIGN) r->device->drop(r->self, s->mark);
     /* Memory that a broken device may still write to stays pinned. */
     if (!r->broken) r->device->unpin(r->self, s->at);
     mlfab__free(r->server->env, s, sizeof *s);
@@ -297,7 +299,9 @@ static void resident_free(mlfab__memory *memory) {
   resident_unmake(r->server, r);
 }
 
-static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
+static void resident_disown(mlfab__memory *memory) {
+  resident_of(memory)->broken = RESIDENT_FOREIGN;
+}
 
 /* Called if there is no pinned memory to copy the pull's bytes to. */
 static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {

@@ -1,4 +1,4 @@
-/* resident.h - a server's model in memory of a device. Layer 5. */
+/* resident.h - a server's model in memory of a device. */
 #ifndef MLFAB__RESIDENT_H
 #define MLFAB__RESIDENT_H
 

@@ -1,4 +1,4 @@
-/* half.c - converts float32 to 16 bits and back. Layer 1.
+/* half.c - converts float32 to 16 bits and back.
  *
  * For: values that are sent in half precision. Storage and sums are never in 16 bits.
  *

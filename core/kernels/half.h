@@ -1,4 +1,4 @@
-/* half.h - converts float32 to 16 bits and back. Layer 1.
+/* half.h - converts float32 to 16 bits and back.
  *
  * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
  * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers

@@ -1,4 +1,4 @@
-/* half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. Layer 1. */
+/* half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. */
 #ifndef MLFAB__HALF_X86_H
 #define MLFAB__HALF_X86_H
 

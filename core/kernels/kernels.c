@@ -1,4 +1,4 @@
-/* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
+/* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
  * the same pass over memory. The caller chooses the arrays, and may split the
@@ -140,12 +140,6 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   return finite;
 }
 
-/* Does multiplying by the scale, rounded to the type, clear the numbers? Then only the signs of zeros are left, and
- * cblas may change those. */
-static int kernel_clears(int dtype, double scale) {
-  return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
-}
-
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -160,7 +154,9 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
-  if (cblas && dst != NULL && !kernel_clears(dtype, scale))
+  /* A scale that is rounded to 0 leaves only the signs of zeros, and cblas may change those. */
+  int clears = dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
+  if (cblas && dst != NULL && !clears)
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);

@@ -1,4 +1,4 @@
-/* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
+/* kernels.h - element types, and arithmetic on arrays: the table of kernels.
  *
  * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor; for each
  * gap the portable kernel is used. Every row gives the same bits (except norms), whatever the compiler flags, the

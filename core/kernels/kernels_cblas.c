@@ -1,4 +1,4 @@
-/* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
+/* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h.
  *
  * For: adding and scaling by axpy and scal, norms by nrm2. config.kernels alone decides which arrays take this way,
  * without measurements. kernels.c cuts arrays and passes pieces.

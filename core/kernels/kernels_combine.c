@@ -1,4 +1,4 @@
-/* kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
+/* kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row.
  *
  * Invariants: as in kernels.c. Results have the same bits for every row, because:
  *  - On x86, sums, products and quotients are asm instructions. No compiler can reassociate or contract them, divide by

@@ -1,4 +1,4 @@
-/* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+/* kernels_combine.h - element-wise operations of collectives. */
 #ifndef MLFAB__KERNELS_COMBINE_H
 #define MLFAB__KERNELS_COMBINE_H
 

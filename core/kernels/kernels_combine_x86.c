@@ -1,4 +1,4 @@
-/* kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512. Layer 1.
+/* kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512.
  *
  * Invariants: as in kernels_combine.c; results equal those of the portable kernels bit by bit. */
 #include "kernels_combine.h"

@@ -1,4 +1,4 @@
-/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
+/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512.
  *
  * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 #include "kernels_x86.h"

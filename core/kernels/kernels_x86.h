@@ -1,4 +1,4 @@
-/* kernels_x86.h - vector types for the kernels of x86. Layer 1. Included by the files that have such kernels. */
+/* kernels_x86.h - vector types for the kernels of x86. Included by the files that have such kernels. */
 #ifndef MLFAB__KERNELS_X86_H
 #define MLFAB__KERNELS_X86_H
 

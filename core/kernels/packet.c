@@ -1,4 +1,4 @@
-/* packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* packet.c - packets: the encoding of rounded or sparse values in frames.
  *
  * For: writing packets, and reading untrusted packets. Callers choose the elements to keep, send packets, and check
  * that the elements are in one slice.

@@ -1,4 +1,4 @@
-/* packet.h - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* packet.h - packets: the encoding of rounded or sparse values in frames.
  *
  * A packet covers at most 65536 elements of one slice and one tensor:
  *

@@ -1,4 +1,4 @@
-/* lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. Layer 6. */
+/* lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. */
 #include "lend_wire.h"
 
 #include "../wire/codec.h"

@@ -1,4 +1,4 @@
-/* lend_wire.h - the frames of views. See wire.h. Layer 6. */
+/* lend_wire.h - the frames of views. See wire.h. */
 #ifndef MLFAB__LEND_WIRE_H
 #define MLFAB__LEND_WIRE_H
 

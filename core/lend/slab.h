@@ -1,4 +1,4 @@
-/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
+/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks.
  *
  * If processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
  * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where

@@ -339,9 +339,9 @@ MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store) {
   *store = left;
 }
 
-static void views_retire(mlfab__server *server, int late) {
+static void views_retire(mlfab__server *server, int blocks_read) {
   mlfab__env *env = server->env;
-  int read = server->closing || server->lending->views > 0 || late;
+  int read = server->closing || server->lending->views > 0 || blocks_read;
   if (server->lending->views == 0 || !views_of(server, &server->store)) {
     /* Workers map areas until another file takes their place; nobody reads them now. */
     server->lending->slab.empties = !read;

@@ -1,4 +1,4 @@
-/* balance.h - new owners of slices when servers come or go. Layer 2.
+/* balance.h - new owners of slices when servers come or go.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
 #ifndef MLFAB__BALANCE_H

@@ -1,4 +1,4 @@
-/* hold.h - a server's state of one moment, held while updates go on. Layer 3.
+/* hold.h - a server's state of one moment, held while updates go on.
  *
  * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer. There
  * may be several holders. A holder has references to the blocks. Optimizer state has no references: it is shared while

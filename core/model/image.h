@@ -1,4 +1,4 @@
-/* image.h - the bytes of slices as one stream of chunks. Layer 3.
+/* image.h - the bytes of slices as one stream of chunks.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
  * (weights, optimizer states, sum of the open round); for each kind the bytes from first to last. A chunk

@@ -1,4 +1,4 @@
-/* layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
+/* layout.h - the flat model: its tensors, its slices, and the servers that own them.
  *
  * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte types, each in
  * the order of definition. So every element is aligned without padding. It is divided into slices at multiples of 64

@@ -1,4 +1,4 @@
-/* memory.h - access to the bytes of a shard, in memory of the host or of a device. Layer 3.
+/* memory.h - access to the bytes of a shard, in memory of the host or of a device.
  *
  * All code that touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the
  * host's: the functions are plain loops and copies then. With a device (core/device/resident.c) they queue the work in

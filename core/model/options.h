@@ -1,4 +1,4 @@
-/* options.h - names of the kinds of optimizers and of consistency. Layer 3. */
+/* options.h - names of the kinds of optimizers and of consistency. */
 #ifndef MLFAB__OPTIONS_H
 #define MLFAB__OPTIONS_H
 

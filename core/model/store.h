@@ -1,4 +1,4 @@
-/* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
+/* store.h - a server's shard: slices with versions, in reference-counted blocks.
  *
  * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
  * block in the shard. Each position has the present block `w`, and may have the block being written

@@ -1,4 +1,4 @@
-/* sync.h - consistency: decides when a pull may be answered, and when an iteration is complete. Layer 2, pure.
+/* sync.h - consistency: decides when a pull may be answered, and when an iteration is complete. Pure.
  *
  * A consistency model is a pull condition and a push condition over the state of one server's clock. The
  * server evaluates them and does the rest; lazy.h holds the delayed pulls. The conditions of

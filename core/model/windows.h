@@ -1,4 +1,4 @@
-/* windows.h - records which updates were decided, and how: each update is decided at most once. Layer 3.
+/* windows.h - records which updates were decided, and how: each update is decided at most once.
  *
  * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
  * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So `top` tells

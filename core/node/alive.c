@@ -18,12 +18,6 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__node_hang_up(node, index, why);
 }
 
-/* The time that the peer may be silent while its system answers; 0 if another copy may serve instead. */
-static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link) {
-  int votes = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN;
-  return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
-}
-
 static void alive_suspect(mlfab_node *node, mlfab__link *link) {
   int server = link->kind == MLFAB__LINK_SERVER;
   char text[64], silent[24];
@@ -42,6 +36,9 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   mlfab__link *link = &node->links[index];
   uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
   int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  /* Another copy may serve instead of a peer that is silent while its system answers. */
+  int other = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN ||
+              mlfab__node_has_other(node, link->kind);
   link->probing = 0;
   if (status > 0) { /* a large frame is coming */
     if (link->coming_ns == 0) link->coming_ns = node->now_ns;
@@ -61,7 +58,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   if (status == 0) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
+  } else if (silent_ns >= mlfab__max(limit, other ? 0 : node->config.silent_death_ns) && !hand) {
     alive_hang_up(node, index, "");
   }
 }
@@ -142,7 +139,7 @@ static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
                     node->now_ns + beat); /* until then it may have a kind */
 }
 
-static void alive_look(mlfab_node *node, uint32_t index) {
+static void alive_look_at_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
@@ -153,9 +150,9 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    int late = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
-               node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
-    if (silent < 5 * beat && !late) return;
+    int overdue = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
+                  node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
+    if (silent < 5 * beat && !overdue) return;
     mlfab__node_hang_up(node, index,
                         link->closing                   ? "closed"
                         : link->kind == MLFAB__LINK_NEW ? "said nothing; it may be another program"
@@ -168,7 +165,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
 }
 
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
-  alive_look(node, index);
+  alive_look_at_link(node, index);
   const mlfab__link *link = &node->links[index];
   if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t due_ns = alive_due_ns(node, link), late_ns = link->since_ns + ALIVE_STRANGER_NS;

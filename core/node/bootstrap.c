@@ -46,7 +46,7 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     /* 0: the process has not told its place yet, so any PLACE is newer. */
     info.incarnation = place->moved ? 0 : place->incarnation;
     info.hand = place->hand;
-    info.late = place->late;
+    info.added = place->added;
     info.nonce = place->nonce;
     memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
@@ -76,7 +76,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
   mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
   if (!peer->joined) return;
   place->vacant = 0;
-  place->late = peer->late;
+  place->added = peer->added;
   memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
          MLFAB__ADDRESSES_MAX);
   place->hand = peer->hand;
@@ -101,7 +101,7 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   for (uint32_t i = 0; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
-    node->links[i].welcome = 1;
+    node->links[i].welcome = MLFAB__WELCOME_FIRST;
     node->links[i].since_ns = node->now_ns;
     mlfab__node_ready_link(node, i);
   }
@@ -368,7 +368,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     if (node->copies) {
       node->copies->welcome(node, id);
     } else {
-      node->links[link].welcome = 2;
+      node->links[link].welcome = MLFAB__WELCOME_AGAIN;
       mlfab__node_ready_link(node, link);
     }
   } else if (bootstrap_all_here(node)) {
@@ -532,7 +532,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__place *place = &node->places[info.node - first];
     memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
     place->vacant = 0;
-    place->late = info.late != 0;
+    place->added = info.added != 0;
     place->hand = info.hand != 0;
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
@@ -549,7 +549,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
-  node->late = own && (own->late || own->vacant);
+  node->added = own && (own->added || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
   if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
@@ -635,7 +635,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers &&
-           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].added))
       rank++;
     const char *at = node->places[rank].addresses;
     /* The reason names the addresses that were tried. */

@@ -36,7 +36,7 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
-  if (node->late && caller->incarnation == 0) { /* it left before this server came */
+  if (node->added && caller->incarnation == 0) { /* it left before this server came */
     caller->left = 1;
     mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, MLFAB__NEVER_HERE);
     return;
@@ -82,7 +82,7 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                        was->ended == MLFAB__ENDED_SILENT
                            ? node->now_ns
                            : mlfab__node_round(node, node->now_ns + 1));
-  } else if (node->leaving == 2) {
+  } else if (node->leaving == MLFAB__PARTS_ALL) {
     return;
   }
   mlfab__roles_lost(node, was->kind, was->peer);
@@ -104,7 +104,8 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__caller *caller = &node->callers[w];
-  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
+  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left) return;
+  if (node->leaving == MLFAB__PARTS_ALL) return;
   if (node->copies && !node->copies->judges(node, caller)) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
   /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with copies

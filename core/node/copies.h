@@ -1,4 +1,4 @@
-/* copies.h - a node of a fabric whose servers have replicas. Layer 3.
+/* copies.h - a node of a fabric whose servers have replicas.
  *
  * With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The group
  * `replica` decides which copy serves. It gives each decision a term, which grows. The node does the rest:

@@ -133,7 +133,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     route->why[0] = route->died[0] = 0;
   }
   place->vacant = 0;
-  place->late = 1;
+  place->added = 1;
   place->hand = member->hand != 0;
   place->incarnation = member->incarnation;
   place->nonce = member->nonce;
@@ -176,7 +176,7 @@ static void growth_member(mlfab_node *node, const mlfab__member *member) {
 
 static void growth_known(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].late)
+    if (node->places[s].vacant || node->places[s].added)
       mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
   }
 }
@@ -219,7 +219,7 @@ static void growth_tell(mlfab_node *node, uint32_t link) {
     const mlfab__peer *peer = &node->peers[first + s];
     mlfab__member member;
     int gone = !peer->joined && peer->incarnation;
-    if ((!gone && !(peer->joined && peer->late)) || node->links[link].self) continue;
+    if ((!gone && !(peer->joined && peer->added)) || node->links[link].self) continue;
     growth_describe(node, s, gone ? MLFAB_EVENT_LEFT : MLFAB_EVENT_JOINED, &member);
     growth_post(node, link, &member);
   }
@@ -228,7 +228,7 @@ static void growth_tell(mlfab_node *node, uint32_t link) {
 static int growth_holds(const mlfab_node *node, uint32_t server) {
   const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated) return 1;
-  return peer->joined && (!peer->late || !growth_spares(node, server));
+  return peer->joined && (!peer->added || !growth_spares(node, server));
 }
 
 static void growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
@@ -259,14 +259,14 @@ static void growth_settle(mlfab_node *node) {
     int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
     peer->leaves = 0;
     if (!left) continue;
-    peer->joined = peer->late = 0;
+    peer->joined = peer->added = 0;
     growth_tell_all(node, s, MLFAB_EVENT_LEFT);
   }
 }
 
-/* Takes a process that has the number of a server whose state nobody misses: it begins late, without slices. */
+/* Takes a process that has the number of a server whose state nobody misses: it is an added server, without slices. */
 static void growth_came(mlfab_node *node, uint32_t server) {
-  node->peers[mlfab__node_of_server(node, server)].late = 1;
+  node->peers[mlfab__node_of_server(node, server)].added = 1;
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) growth_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 

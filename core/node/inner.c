@@ -43,7 +43,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
     self->dead = self->left = 0;
   }
   mlfab__roles_up(node, kinds[1], peers[1], &greeting);
-  ack.was_dead = 0;
+  ack.kind = MLFAB__ACK_ALIVE;
   ack.server = peers[0];
   mlfab__greeting answer = {.ack = &ack};
   mlfab__roles_up(node, kinds[0], peers[0], &answer);

@@ -77,7 +77,7 @@ MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, 
 
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text) {
   if (node->crashes) return;
-  node->crashes = 1;
+  node->crashes = MLFAB__CRASH_ASKED;
   node->phase = MLFAB__BOOTSTRAP_FAILED;
   mlfab__error(&node->failure, code, node->is_server ? (int32_t)node->server_number : MLFAB_NO_RANK,
                node->is_server, node->now_ns - node->opened_ns, "%s", text);

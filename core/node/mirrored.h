@@ -1,5 +1,5 @@
 /* mirrored.h - a part of a server whose state the other copy of the server has, too: its table for the mirror
- * (../replica/mirror.h). Layer 3.
+ * (../replica/mirror.h).
  *
  * The state of a part is a list of records. Record 0 has the general state; each other record is for a worker, or
  * whatever the part counts. The code of a part marks the records that it may have changed (touched). All messages of a

@@ -228,11 +228,11 @@ static int node_waits(const mlfab_node *node) {
 }
 
 /* Carries out mlfab__node_crash, which a role has called: to other nodes this process looks as if it had died. */
-static void node_crash(mlfab_node *node) {
+static void node_carry_out_crash(mlfab_node *node) {
   mlfab__requests *table = &node->requests;
   mlfab__request *request;
   uint32_t place = 0;
-  node->crashes = 2;
+  node->crashes = MLFAB__CRASH_DONE;
   for (uint32_t i = 0; i < node->nlinks; i++)
     if (node->links[i].kind != MLFAB__LINK_FREE && !node->links[i].self)
       mlfab__node_hang_up(node, i, "this node ends");
@@ -244,7 +244,7 @@ static void node_crash(mlfab_node *node) {
 /* Runs after each event or call that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
   if (MLFAB__UNLIKELY(node->crashes)) {
-    if (node->crashes == 1) node_crash(node);
+    if (node->crashes == MLFAB__CRASH_ASKED) node_carry_out_crash(node);
     return;
   }
   for (uint32_t i = 0; i < node->nsettles; i++) {
@@ -778,7 +778,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
-  if (node->crashes) return node->crashes == 1 ? 0 : MLFAB__NEVER;
+  if (node->crashes) return node->crashes == MLFAB__CRASH_ASKED ? 0 : MLFAB__NEVER;
   if (node->self_more) return 0;
   const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
@@ -887,7 +887,7 @@ static void node_part(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].part) node->roles[i].part(node->roles[i].self);
   }
-  if (node->leaving == 1) {
+  if (node->leaving == MLFAB__PARTS_WORKER) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       mlfab__caller_gone(node, (uint32_t)node->config.rank, 1);
     node_goodbye(node, MLFAB__LINK_SERVER);
@@ -911,12 +911,12 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
 }
 
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
-  node_begin_to_part(node, 1, now_ns);
+  node_begin_to_part(node, MLFAB__PARTS_WORKER, now_ns);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node_begin_to_part(node, 2, now_ns);
+  node_begin_to_part(node, MLFAB__PARTS_ALL, now_ns);
   return 0;
 }
 

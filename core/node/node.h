@@ -131,7 +131,7 @@
  * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
  * beats (5 if hand-driven, or with replicas). We declare a server dead if no link to it stood for 5 beats (20 with
  * replicas). Both times start at the break, whatever silence came before: this node itself may have been stopped. After
- * a silence under (a) or (b) the death follows at once.
+ * a silence under (a) or (b) the death follows at once, except for a server with replicas.
  *
  * Files, lowest first: link.c (links, their queues and timers, actions); role.c (calls the roles); files.c (operations
  * on files); outbox.c (the next frame to send); claim.c (heartbeats, Numbers, dispatch); peer_link.c (links between
@@ -179,6 +179,12 @@ enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 /* The reason why a link was closed: silence, or a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
+/* The WELCOME that is due: the fabric begins, or it has begun before. A crash: a role has asked for it; all links are
+ * down. The roles that part: the worker's, or all. */
+enum { MLFAB__WELCOME_FIRST = 1, MLFAB__WELCOME_AGAIN = 2 };
+enum { MLFAB__CRASH_ASKED = 1, MLFAB__CRASH_DONE = 2 };
+enum { MLFAB__PARTS_WORKER = 1, MLFAB__PARTS_ALL = 2 };
+
 /* See Pacing. */
 typedef struct mlfab__pace {
   uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
@@ -198,7 +204,7 @@ typedef struct mlfab__link {
   uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
   uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
   uint8_t doomed;           /* to close when the role has returned */
-  uint8_t welcome;          /* a WELCOME is due; 2: of a fabric that has begun before */
+  uint8_t welcome;          /* a WELCOME is due: MLFAB__WELCOME_*, or 0 */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t ended;            /* MLFAB__ENDED_* */
   uint8_t called;           /* by another node */
@@ -247,7 +253,7 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
-  uint8_t late;    /* a server that joined the running fabric */
+  uint8_t added;   /* a server that joined the running fabric */
   uint32_t leaves; /* incarnation of a server that has gone and that nobody misses; else 0 */
   /* A free number: time of its offer, and the process that it was offered to; 0: not offered. */
   uint64_t offered_ns, offered_to;
@@ -275,7 +281,7 @@ typedef struct mlfab__between {
 /* The place of a server, as told by WELCOME or MEMBER. */
 typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
-  uint8_t late;   /* the server joined the running fabric */
+  uint8_t added;  /* the server joined the running fabric */
   uint8_t hand;
   uint8_t moved; /* another process than WELCOME told has it; address not known yet */
   /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
@@ -446,7 +452,7 @@ typedef struct mlfab__growth {
   void (*settle)(mlfab_node *node);
   /* Server 0: sets `counts`, which tells whether the fabric would miss the state of a server. Without it: yes. */
   void (*judge)(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self);
-  /* Does this server hold part of the model? A late server does only while it has slices. */
+  /* Does this server hold part of the model? An added server does only while it has slices. */
   int (*holds)(const mlfab_node *node, uint32_t server);
   /* tell: informs the node at the other end of this link. member: server 0 reports that a server has joined the running
    * fabric (JOINED), or has gone and is not missed (LEFT). known: the list of servers is complete. */
@@ -464,7 +470,7 @@ struct mlfab_node {
   uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
   uint32_t founding;   /* servers that it begins with: the lowest numbers */
   int running;         /* the fabric had begun when this node joined */
-  int late;            /* this server joined the running fabric */
+  int added;           /* this server joined the running fabric */
   const struct mlfab__growth *growth; /* NULL: nobody comes later */
   struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
@@ -485,7 +491,7 @@ struct mlfab_node {
   const mlfab__copies_table *copies; /* NULL: servers have no replicas */
   struct mlfab__copies *replica;     /* copies.h */
   int ended;                         /* the copy that serves has closed */
-  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
+  int crashes;                       /* MLFAB__CRASH_*, or 0 */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -568,7 +574,7 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns;
-  /* 1: the worker role, 2: all roles. Parting: the node takes no more calls, but finishes work that other workers wait
+  /* MLFAB__PARTS_*, or 0. Parting: the node takes no more calls, but finishes work that other workers wait
    * for, until part_ns at most; leaving: it has said BYE. */
   int parting, leaving;
   uint64_t part_ns;

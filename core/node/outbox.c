@@ -28,11 +28,6 @@ MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab
   return (uint32_t)mlfab__min(chunk, most);
 }
 
-static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
-  const mlfab__pace *pace = link->pace;
-  return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
-}
-
 /* Notes that a bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
   if (!outbox_paces(link)) return;
@@ -114,7 +109,8 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
     mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
-                              link->welcome - 1u, node->peers[link->peer].fresh, node->fabric};
+                              link->welcome == MLFAB__WELCOME_AGAIN, node->peers[link->peer].fresh,
+                              node->fabric};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;
@@ -123,7 +119,10 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     return 1;
   }
   if (!link->greeted || link->closing) return 0;
-  if (link->pace && link->pace->timed != 0 && outbox_full(node, link)) return 0;
+  const mlfab__pace *pace = link->pace;
+  if (pace && pace->timed != 0 &&
+      pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link)))
+    return 0;
   return outbox_ask(node, link);
 }
 

@@ -17,7 +17,7 @@ static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, 
   (void)type;
   (void)bytes;
   if (peer->link == MLFAB__NO_LINK || wire_get32(meta) != peer->incarnation) return;
-  node->links[peer->link].welcome = 2;
+  node->links[peer->link].welcome = MLFAB__WELCOME_AGAIN;
   mlfab__node_ready_link(node, peer->link);
 }
 

@@ -44,7 +44,8 @@ static void copy_send_bare(mlfab__copy *c) {
   if (c->has > 0) return;
   c->number++;
   c->at = c->since = 0;
-  c->bare = c->joins = c->sends = c->ready = 1;
+  c->bare = c->joins = c->ready = 1;
+  c->sends = MLFAB__SENDS_RECORDS;
   c->began_ns = c->node->now_ns;
   c->record = (mlfab__file_record){.type = MLFAB__RECORD_END};
   mlfab__keeper_moment(c->server, 1);
@@ -82,7 +83,7 @@ static void copy_send(mlfab__copy *c) {
   c->at = c->moment.at;
   c->joins = joins;
   c->began_ns = c->node->now_ns;
-  c->sends = 1;
+  c->sends = MLFAB__SENDS_RECORDS;
   mlfab__keeper_moment(server, joins);
   copy_fetch(c);
 }
@@ -117,7 +118,7 @@ static void copy_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) 
   c->server->stats->replica_bytes += frame->bulk_bytes;
   if (c->record.type == MLFAB__RECORD_END) {
     c->ready = 0;
-    c->sends = 2;
+    c->sends = MLFAB__SENDS_DONE;
   } else {
     copy_fetch(c);
   }
@@ -271,7 +272,7 @@ static void copy_tell_gone(mlfab__copy *c) {
   }
 }
 
-static void copy_serve(mlfab__copy *c, const char *text) {
+static void copy_begin_to_serve(mlfab__copy *c, const char *text) {
   mlfab__vote *vote = copy_vote(c);
   if (c->phase == MLFAB__COPY_STANDS_BY) {
     copy_void(c);
@@ -347,7 +348,7 @@ static void copy_look_at_lease(mlfab__copy *c) {
   if (leased) {
     c->frozen_ns = 0;
     mlfab__keeper_freeze(c->server, 0);
-    if (c->phase == MLFAB__COPY_SUSPENDED) copy_serve(c, "it has its vote again");
+    if (c->phase == MLFAB__COPY_SUSPENDED) copy_begin_to_serve(c, "it has its vote again");
     return;
   }
   mlfab__keeper_freeze(c->server, 1);
@@ -384,9 +385,9 @@ static void copy_look_at_sync(mlfab__copy *c) {
   const mlfab__keeper *keeper = c->server->keeping;
   uint64_t now_ns = c->node->now_ns;
   copy_look_at_joining(c);
-  int late = c->sends && now_ns - c->began_ns >= c->node->config.silent_death_ns;
-  late |= c->apart_ns && now_ns - c->apart_ns >= c->node->config.silent_death_ns;
-  late |= mlfab__mirror_behind(c->mirror);
+  int behind = c->sends && now_ns - c->began_ns >= c->node->config.silent_death_ns;
+  behind |= c->apart_ns && now_ns - c->apart_ns >= c->node->config.silent_death_ns;
+  behind |= mlfab__mirror_behind(c->mirror);
   /* An empty copy counts as silent for the vote, until the first beat after it was filled. */
   int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
                now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
@@ -396,13 +397,13 @@ static void copy_look_at_sync(mlfab__copy *c) {
     mlfab__keeper_joined(c->server);
     copy_event(c, MLFAB_EVENT_IN_SYNC, 0, "the other copy is in sync");
   }
-  if (keeper->phase != MLFAB__KEEPER_ALONE && (late || silent || empty) && !c->drops) {
+  if (keeper->phase != MLFAB__KEEPER_ALONE && (behind || silent || empty) && !c->drops) {
     c->drops = 1;
     c->has = 0;
     copy_unsend(c);
     mlfab__vote_want(vote, 1u << c->self, now_ns);
     copy_event(c, MLFAB_EVENT_IN_SYNC, MLFAB_ERR_PEER_DEAD,
-               late     ? "the other copy is behind"
+               behind   ? "the other copy is behind"
                : silent ? "the other copy is silent"
                         : "the other copy has lost its state");
   }
@@ -414,7 +415,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
 
 /* Without memory for a state of the moment under way: sends another moment a beat later. */
 static void copy_look_at_loss(mlfab__copy *c) {
-  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment)) return;
+  if (c->sends != MLFAB__SENDS_RECORDS || c->bare || !mlfab__moment_lost(&c->moment)) return;
   copy_unsend(c);
   c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
 }
@@ -438,11 +439,9 @@ static void copy_tell_callers(mlfab__copy *c) {
   char *why = c->node->replica->standby_why;
   size_t room = sizeof c->node->replica->standby_why;
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
-  int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
-  if (silent && c->voters.retry_ns) state = 4;
-  if (state == 4)
+  if (silent && c->voters.retry_ns)
     snprintf(why, room, "it cannot write its vote in vote_dir");
-  else if (state == 3)
+  else if (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns))
     snprintf(why, room, "%s and %s are silent", copy_name(c->other),
              copy_name(MLFAB__VOTER_WITNESS));
   else
@@ -457,7 +456,7 @@ static void copy_look(mlfab__copy *c) {
   int serves = mlfab__vote_serves(vote);
   if (c->phase == MLFAB__COPY_STANDS_BY && serves) {
     c->term = vote->decided.epoch;
-    copy_serve(c, "it serves");
+    copy_begin_to_serve(c, "it serves");
   }
   if (c->phase != MLFAB__COPY_STANDS_BY && !serves) copy_yield(c);
   int takes = copy_takes(c);

@@ -1,9 +1,9 @@
 /* copy.h - a server and its replica: one copy serves and sends its states to the other, which takes over when the first
- * is lost. Layer 5.
+ * is lost.
  *
  * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
  * scheduler as witness (witness.c). The three vote which copy serves (vote.h). Both copies have all roles of a server,
- * and this role. The copy that does not serve has no callers: the node turns them away (node.h, Copies).
+ * and this role. The copy that does not serve has no callers: the node turns them away (../node/copies.h).
  *
  *    STANDS_BY --the vote says: this copy, and its state is whole--> SERVES --it hears neither of the others for 6 beats-->
  *    SUSPENDED --it hears one again--> SERVES
@@ -63,6 +63,8 @@ enum mlfab__copy_phase { MLFAB__COPY_STANDS_BY, MLFAB__COPY_SERVES, MLFAB__COPY_
 
 struct mlfab__worker;
 
+enum { MLFAB__SENDS_RECORDS = 1, MLFAB__SENDS_DONE = 2 }; /* DONE: the last record was sent */
+
 typedef struct mlfab__copy {
   mlfab_node *node;
   mlfab__server *server;
@@ -79,7 +81,7 @@ typedef struct mlfab__copy {
   uint64_t frozen_ns;    /* start of the time in which the serving copy has no lease; 0: has it */
   /* Sender. */
   mlfab__moment moment;
-  int sends;                 /* 0: none, 1: a moment is under way, 2: its last record was sent */
+  int sends;                 /* a moment is under way: MLFAB__SENDS_*, or 0 */
   int link_up;               /* on the present link, the other copy has reported its moment */
   int bare;                  /* the moment under way has no model: END alone */
   uint64_t since, at;        /* store.changes before the moment under way, and at it */

@@ -205,7 +205,7 @@ static enum mlfab__shows keeper_shows(const mlfab__server *server) {
                                          : MLFAB__SHOWS_ALL;
 }
 
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
@@ -224,7 +224,7 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
 }
 
 static void keeper_ready(mlfab__server *server) {
-  mlfab__serve_offer(server);
+  mlfab__keeper_offer(server);
   mlfab__server_advance(server);
 }
 

@@ -1,4 +1,4 @@
-/* keeper.h - decides what a server with a replica may apply, answer and show. Server and copy.c call it. Layer 4.
+/* keeper.h - decides what a server with a replica may apply, answer and show. Server and copy.c call it.
  *
  * The server sends its state to its replica, moment by moment: a moment is the server's state between two commits. When
  * the replica has a moment, everything that the server had decided by then is durable. The keeper counts decisions and
@@ -20,7 +20,7 @@
  * next updates forever.
  *
  * One hidden commit may directly follow another. For progress, each pull pins the next slice that it reads at the
- * moment between the two (mlfab__serve_offer), and sends it while the next commit is hidden.
+ * moment between the two (mlfab__keeper_offer), and sends it while the next commit is hidden.
  *
  * With rounds and a finite Div_max all answers wait like this, because the bound does not count the open round's sum.
  *
@@ -95,6 +95,6 @@ MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
 /* Was anything decided since the moment being sent, or else since the last one sent? Then another moment is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
 /* Prepares for a hidden commit: pins the next slice of each running pull, so that the pull continues meanwhile. */
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server);
 
 #endif

@@ -1,4 +1,4 @@
-/* mirror.h - server 0's other jobs at both of its copies: the other copy knows all that it has told workers. Layer 4.
+/* mirror.h - server 0's other jobs at both of its copies: the other copy knows all that it has told workers.
  *
  * The weights of a shard go to the other copy in moments (copy.h). Members of collectives, barriers, trees and the
  * numbers of processes change with every word of a worker, and the copy that takes over may not contradict an earlier

@@ -1,4 +1,4 @@
-/* replica_wire.c - encodes and decodes the frames of replica_wire.h. See codec.h. Layer 4. */
+/* replica_wire.c - encodes and decodes the frames of replica_wire.h. See codec.h. */
 #include "replica_wire.h"
 
 #include "../wire/codec.h"

@@ -1,4 +1,4 @@
-/* replica_wire.h - frames between the voters of a shard. See wire.h, replica.h. Layer 4. */
+/* replica_wire.h - frames between the voters of a shard. See wire.h, vote.h, copy.h. */
 #ifndef MLFAB__REPLICA_WIRE_H
 #define MLFAB__REPLICA_WIRE_H
 

@@ -1,4 +1,4 @@
-/* vote.h - who serves a shard: its two copies and the scheduler decide it, two of three. Layer 4.
+/* vote.h - who serves a shard: its two copies and the scheduler decide it, two of three.
  *
  * A shard has two copies, A and B, and a witness W (the scheduler). A record says which copy serves, and which
  * copies have every durable update (are in sync). Records have ascending epochs:

@@ -1,4 +1,4 @@
-/* voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
+/* voter.h - the votes of a node: a copy votes in one shard, the scheduler in all.
  *
  * Votes travel over VOTER links. A grant counts once it is stored: in a file of the directory `vote_dir` (votes.h), or
  * else in memory only; then a restarted process has lost it (vote.h, UNKNOWN).

@@ -1,4 +1,4 @@
-/* votes.h - the file of a voter in the directory `vote_dir`: its granted records, of all its shards. Layer 4.
+/* votes.h - the file of a voter in the directory `vote_dir`: its granted records, of all its shards.
  *
  *    CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
  *                                                      \--error--> DIRTY, again after a beat

@@ -128,8 +128,8 @@ static void reshard_spare(mlfab__reshard *r, uint32_t server) {
 static void reshard_recount(mlfab__reshard *r) {
   for (uint32_t s = 1; s < r->servers; s++) {
     mlfab__reshard_seat *at = &r->at[s];
-    int late = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].late;
-    if (late) at->member = (uint8_t)reshard_owns(r, s);
+    int added = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].added;
+    if (added) at->member = (uint8_t)reshard_owns(r, s);
     if (at->dead && !reshard_owns(r, s)) reshard_spare(r, s);
     if (at->member && r->config->dedicated && !reshard_owns(r, s))
       r->across.ready(r->across.self, s);
@@ -534,7 +534,7 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
 }
 
 /* Called at the deadline: aborts, and names a process that has not answered. */
-static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
+static void reshard_overdue(mlfab__reshard *r, uint64_t now_ns) {
   char text[MLFAB__TEXT_MAX], waited[24];
   mlfab__duration(waited, now_ns - r->asked_ns);
   int32_t worker = reshard_awaits_worker(r), server = reshard_awaits_server(r);
@@ -557,7 +557,7 @@ static uint64_t reshard_deadline(const void *self) {
 }
 
 static void reshard_tick(void *self, uint64_t now_ns) {
-  if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
+  if (now_ns >= reshard_deadline(self)) reshard_overdue(self, now_ns);
 }
 
 static int reshard_wants(void *self, mlfab__at at, const char *why) {

@@ -177,7 +177,7 @@ static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
   /* Slices with another consistency model may have arrived. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
-  mlfab__server_hello_ack(server, worker, 3, &ack);
+  mlfab__server_hello_ack(server, worker, MLFAB__ACK_STOP, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
 }
 
@@ -375,10 +375,10 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Did this server come late, and has it no slices? Then it does not count, and other servers' attempts are unknown to
+/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
  * it. */
 static int reshard_server_is_idle(const mlfab__server *server) {
-  return server->move.late && server->store.nslices == 0;
+  return server->move.adopted && server->store.nslices == 0;
 }
 
 /* Does a slice arrive with this clock? */
@@ -803,7 +803,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlf
   in.options.consistency.size = sizeof in.options.consistency;
   reshard_server_drop(server);
   for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
-  server->move.late = 1;
+  server->move.adopted = 1;
   int code = reshard_server_model(server, &in, words, frame->bulk, &error);
   if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;

@@ -1,4 +1,4 @@
-/* reshard_wire.c - encodes and decodes the frames of reshard_wire.h. See codec.h. Layer 4. */
+/* reshard_wire.c - encodes and decodes the frames of reshard_wire.h. See codec.h. */
 #include "reshard_wire.h"
 
 #include "../wire/codec.h"

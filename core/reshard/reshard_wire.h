@@ -1,4 +1,4 @@
-/* reshard_wire.h - frames of slices that move between servers. See wire.h. Layer 4. */
+/* reshard_wire.h - frames of slices that move between servers. See wire.h. */
 #ifndef MLFAB__RESHARD_WIRE_H
 #define MLFAB__RESHARD_WIRE_H
 

@@ -3,7 +3,7 @@
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
  *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
- *        epoch (late)
+ *        epoch (over)
  *
  * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at the
  * servers that have not decided them, even those that all servers have yet to decide: a server that has decided M would
@@ -39,7 +39,7 @@ enum mlfab__pause_state {
 typedef struct mlfab__pause {
   enum mlfab__pause_state state;
   uint32_t attempt;
-  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  int over;         /* the move is over; adopt its layout when the servers have stopped */
   uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
   uint32_t *owners; /* owners and epoch of the last RESUME */
   uint32_t nowners, epoch;
@@ -57,7 +57,7 @@ struct mlfab__moving {
   mlfab__resize resize;
   struct moving_server {
     uint8_t stopped; /* it has answered STOP */
-    uint8_t late;    /* it came late, or has gone: it counts only while it has slices */
+    uint8_t spare;   /* it is an added server, or has gone: it counts only while it has slices */
     uint8_t comes;   /* the move under way will give it its first slices */
   } * servers;
 };
@@ -98,7 +98,7 @@ static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
   const mlfab__pause *pause = &worker->moving->pause;
   for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
     if (pause->owners[i] == server) return 1;
-  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].late;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].spare;
   return layout->owned_at[server] < layout->owned_at[server + 1];
 }
 
@@ -121,7 +121,7 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
-  worker->moving->servers[server].late = 1;
+  worker->moving->servers[server].spare = 1;
   mlfab__worker_spare(worker, server, now_ns);
   reshard_worker_without(worker, server, now_ns);
   return 1;
@@ -150,12 +150,12 @@ static void reshard_worker_vacant(mlfab__worker *worker, uint32_t server, uint64
   }
   if (!stream->absent) reshard_worker_spare(worker, server, now_ns);
   memset(stream, 0, sizeof *stream);
-  stream->absent = worker->moving->servers[server].late = 1;
+  stream->absent = worker->moving->servers[server].spare = 1;
   worker->moving->servers[server].stopped = 0;
   reshard_worker_without(worker, server, now_ns);
 }
 
-/* Counts a late server from now on, or no longer; call it before updates are divided anew. */
+/* Counts a spare server from now on, or no longer; call it before updates are divided anew. */
 static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int counts) {
   mlfab__stream *stream = &worker->streams[server];
   worker->moving->servers[server].comes = 0;
@@ -175,12 +175,12 @@ static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int cou
 
 /* --- stopping --- */
 
-static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int late) {
+static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int over) {
   mlfab__pause *pause = &worker->moving->pause;
   pause->state = MLFAB__PAUSE_STOPPING;
   worker->announces = 0;
   pause->attempt = attempt;
-  pause->late = late;
+  pause->over = over;
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->moving->servers[s].stopped = 0;
@@ -224,7 +224,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns);
 static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->moving->pause;
   if (pause->state == MLFAB__PAUSE_STOPPING && reshard_worker_stopped(worker)) {
-    if (pause->late) {
+    if (pause->over) {
       reshard_worker_adopt(worker, now_ns);
       return;
     }
@@ -251,7 +251,7 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
   int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
   for (uint32_t i = 0; !bad && i < freeze.servers; i++) bad = servers[i] >= worker->servers;
   if (mlfab__port_refuse(&worker->port, 0, frame, bad)) return;
-  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
+  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->over) {
     if (pause->state != MLFAB__PAUSE_FROZEN) return;
     int reaches = reshard_worker_reaches(worker, &unreached);
     reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
@@ -283,7 +283,7 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
 static void reshard_worker_run(mlfab__worker *worker) {
   worker->moving->pause.state = MLFAB__PAUSE_RUNS;
   worker->announces = MLFAB__NEVER;
-  worker->moving->pause.late = 0;
+  worker->moving->pause.over = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
     worker->moving->servers[s].comes = 0;
@@ -291,13 +291,13 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* A late server counts while it owns slices. */
+/* A spare server counts while it owns slices. */
 static void reshard_worker_count_all(mlfab__worker *worker) {
   const mlfab__pause *pause = &worker->moving->pause;
   uint8_t owns[4096] = {0};
   for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
   for (uint32_t s = 0; s < worker->servers; s++)
-    if (worker->moving->servers[s].late) reshard_worker_count(worker, s, owns[s]);
+    if (worker->moving->servers[s].spare) reshard_worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
@@ -354,7 +354,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     reshard_worker_adopt(worker, now_ns);
   } else if (resume.epoch != worker->epoch) {
     /* It stops for this attempt already. */
-    if (pause->late && pause->attempt == resume.attempt) return;
+    if (pause->over && pause->attempt == resume.attempt) return;
     reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
@@ -384,7 +384,7 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
                                  const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__pause *pause = &worker->moving->pause;
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
-  if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
+  if (server == 0 && ack->kind < MLFAB__ACK_CREDIT) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
   if (worker->streams[server].absent) {
     reshard_worker_check(worker, now_ns); /* the move may have waited for this link */

@@ -1,5 +1,5 @@
 /* group.h - selects the updates of an order that go to an aggregator first, and does the same for models on their way
- * back. Layer 2.
+ * back.
  *
  * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each aggregator,
  * whose sums go to the server. A member must be at its aggregator by t_max, the time at which everything before its

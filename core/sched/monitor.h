@@ -1,4 +1,4 @@
-/* monitor.h - estimates the capacities of a host's network links from their traffic. Layer 2.
+/* monitor.h - estimates the capacities of a host's network links from their traffic.
  *
  * A pure estimator, one for each node. Input: samples of the transports (mlfab_measure). Output: two capacities, in and
  * out, in bytes a second, negative while unknown. It has no clock and no link: its owner calls mlfab__monitor_take

@@ -27,7 +27,7 @@ struct mlfab__cursor {
 static uint32_t network_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
 
 /* Makes room for `need` steps in a profile. */
-static inline int network_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+static inline int network_grow(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
   if (need <= profile->room) return 0;
   uint32_t room = profile->room;
   void *old = room > NETWORK_FIRST ? profile->steps : NULL;
@@ -106,7 +106,7 @@ MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__cap
     if (i == 0 ? at[i] > 0 : at[i] <= at[i - 1]) return MLFAB_ERR_ARGUMENT;
   }
   if (net->nchanges > 0) return MLFAB_ERR_STATE;
-  int code = network_room(net, profile, n);
+  int code = network_grow(net, profile, n);
   if (code) return code;
   profile->n = 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -430,7 +430,7 @@ static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, con
   uint64_t steps = 0;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__profile *p = &net->profiles[network_resource(net, from, to, links, i)];
-    int code = network_room(net, p, p->n + 2 * (uint64_t)npieces);
+    int code = network_grow(net, p, p->n + 2 * (uint64_t)npieces);
     if (code) return code;
     /* Every piece replaces the steps that it covers, and their neighbours. */
     steps += p->n + 4 * (uint64_t)npieces;
@@ -456,8 +456,8 @@ static void network_tell(mlfab__network *net, uint32_t from, uint32_t to, double
 }
 
 /* Reserves one transfer if it ends by `limit`. */
-static int network_reserve(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
-                           double available, double limit, uint32_t component, double *end_p) {
+static int network_reserve_by(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                              double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
     *end_p = available;
@@ -487,7 +487,7 @@ static int network_reserve(mlfab__network *net, uint32_t from, uint32_t to, doub
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p) {
   double never = mlfab__network_never(), end = never;
-  int walked = network_reserve(net, from, to, bytes, available, never, 0, &end);
+  int walked = network_reserve_by(net, from, to, bytes, available, never, 0, &end);
   if (walked < 0) return walked;
   *end_p = walked == MLFAB__ENDS ? end : never;
   return 0;
@@ -542,9 +542,9 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
   }
   for (uint32_t j = 0; j < bundle->n; j++) {
     double end = latest;
-    int walked =
-        network_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
-                        bundle->bytes[j], bundle->available, limit, bundle->component + j, &end);
+    int walked = network_reserve_by(net, bundle->from[bundle->from_step * j],
+                                    bundle->to[bundle->to_step * j], bundle->bytes[j],
+                                    bundle->available, limit, bundle->component + j, &end);
     if (walked != MLFAB__ENDS) {
       mlfab__network_undo(net, mark);
       if (walked == MLFAB__LATE) *end_p = end;

@@ -1,4 +1,4 @@
-/* network.h - the capacity of a network over time, and the reservations made of it. Layer 1.
+/* network.h - the capacity of a network over time, and the reservations made of it.
  *
  * Every node has an egress and an ingress, and the core may have shared links. Each is a step function of time: the
  * capacity that is not yet reserved (the residual). A transfer from u to v uses egress(u), ingress(v) and the links

@@ -1,4 +1,4 @@
-/* order.h - the order in which updates are sent to their servers, and which are dropped. Layer 2.
+/* order.h - the order in which updates are sent to their servers, and which are dropped.
  *
  * Alg. 1 sends the update that arrives first. Alg. 2 does the same, except that it takes an update whose
  * last possible position has come, and discards it if the next update would otherwise arrive earlier. So

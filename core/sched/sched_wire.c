@@ -1,4 +1,4 @@
-/* sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. Layer 4. */
+/* sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. */
 #include "sched_wire.h"
 
 #include "../wire/codec.h"

@@ -1,5 +1,5 @@
 /* sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
- * See wire.h. Layer 4. */
+ * See wire.h. */
 #ifndef MLFAB__SCHED_WIRE_H
 #define MLFAB__SCHED_WIRE_H
 

@@ -1,4 +1,4 @@
-/* scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
+/* scheduler.h - the scheduler role: decides order and routes of large transfers.
  *
  * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no bytes of tensors,
  * and can get all its state again. After a restart the servers report their waiting and placed transfers; without a

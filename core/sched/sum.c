@@ -1,5 +1,4 @@
-/* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
- * packet.h.
+/* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h, packet.h.
  *
  * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private copy of their
  * frame, member after member in the manifest's order. A later member stages as many of its packets as a ring holds,

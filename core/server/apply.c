@@ -111,14 +111,17 @@ static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 
+/* The effect of apply_versions: none; the update's slices begin a commit; they belong to the commit that has begun. */
+enum { APPLY_ASKS, APPLY_COMMITS, APPLY_JOINS };
+
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p);
 
 /* --- bytes into blocks --- */
 
 /* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
-static void apply_piece(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
-                        mlfab__piece *piece) {
+static void apply_cursor(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
+                         mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
   mlfab__store_piece(&server->store, segment->offset + update->in_segment,
                      mlfab__min(limit, segment->bytes - update->in_segment), piece);
@@ -160,7 +163,7 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
   if (server->measures || mlfab__apply_steps(server, update)) return 1;
   while (update->consumed < bytes) {
     mlfab__piece piece;
-    apply_piece(server, update, bytes - update->consumed, &piece);
+    apply_cursor(server, update, bytes - update->consumed, &piece);
     if (piece.position != last && !apply_covers(server, update, &piece))
       copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
     last = piece.position;
@@ -179,7 +182,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
-    apply_piece(server, update, bytes, &piece);
+    apply_cursor(server, update, bytes, &piece);
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
@@ -220,7 +223,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
     apply_rewind(update);
     return 0;
   }
-  apply_piece(server, update, update->push.bytes - update->consumed, piece);
+  apply_cursor(server, update, update->push.bytes - update->consumed, piece);
   *data_p += update->consumed;
   apply_moved(update, piece->bytes);
   return 1;
@@ -280,7 +283,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     int watch = server->watch && mode != MLFAB__APPLY_SUM;
     if (watch) memcpy(server->packed, w, piece.bytes);
     if (mode == MLFAB__APPLY_STAGE) {
-      if (delay == MLFAB__NEVER) apply_versions(server, update, 0, &delay, NULL);
+      if (delay == MLFAB__NEVER) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
       if (store->holders) store->own(server->env, store, piece.position);
@@ -330,7 +333,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
       if (apply_at_once(server, i)) {
         delay = mlfab__max(delay, slice->version - base);
         if (commit) slice->version += update->push.members;
-        if (commit == 1) slice->commit++;
+        if (commit == APPLY_COMMITS) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
       if (commit) mlfab__store_change(&server->store, i);
@@ -412,7 +415,7 @@ static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
 
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   mlfab__incoming *next;
-  for (mlfab__incoming *update = server->queue.first; update && server->queue.late > 0;
+  for (mlfab__incoming *update = server->queue.first; update && server->queue.ndropped > 0;
        update = next) {
     next = update->next;
     if (update->refused != MLFAB_ERR_DROPPED || update == server->apply.head) continue;
@@ -458,7 +461,7 @@ static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__i
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
-  int commit = 1;
+  int commit = APPLY_COMMITS;
   if (at_once) {
     server->stats->commits++;
     const mlfab__commit applied = apply_commit_of(server, update, sums);
@@ -471,7 +474,7 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
     mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
-    commit = 2;
+    commit = APPLY_JOINS;
   }
 }
 
@@ -561,7 +564,7 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
   for (const mlfab__incoming *u = update->next; update->group && u && u->group == update->group;
        u = u->next) {
     uint64_t later = 0;
-    apply_versions((mlfab__server *)(uintptr_t)server, u, 0, &later, NULL);
+    apply_versions((mlfab__server *)(uintptr_t)server, u, APPLY_ASKS, &later, NULL);
     delay = mlfab__max(delay, later + info->members);
     info->members += u->push.members;
   }
@@ -582,11 +585,11 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   const uint32_t *next = server->store.next;
   mlfab_update_info info;
   uint64_t delay = 0;
-  apply_versions(server, update, 0, &delay, NULL);
+  apply_versions(server, update, APPLY_ASKS, &delay, NULL);
   apply_info(server, update, delay, &info);
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
-    apply_piece(server, update, UINT64_MAX, &piece);
+    apply_cursor(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && apply_at_once(server, piece.slice)) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);
@@ -716,7 +719,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
-    if (!code && stands) code = apply_versions(server, update, 0, &delay, NULL);
+    if (!code && stands) code = apply_versions(server, update, APPLY_ASKS, &delay, NULL);
     if (!code) code = mlfab__queue_late(server, update, delay + ahead);
     uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
     if (!code && stands && mlfab__clock_late(server, update->worker, mask))
@@ -735,7 +738,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   if (!code) return 0;
   if (update->group) {
     if (code < 0) culprit->refused = code;
-    if (code == MLFAB_ERR_DROPPED) server->queue.late++;
+    if (code == MLFAB_ERR_DROPPED) server->queue.ndropped++;
     server->policy->split(server, update, culprit, 0);
   } else if (code > 0) {
     /* decided while its repetition waited */

@@ -60,17 +60,17 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 }
 
 /* Blocks that were lent to lost links are free. */
-MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
-  for (uint32_t i = 0; i < server->serve.nlate; i++)
-    mlfab__store_unref(&server->store, server->serve.late[i]);
-  server->serve.nlate = 0;
+MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->serve.norphans; i++)
+    mlfab__store_unref(&server->store, server->serve.orphans[i]);
+  server->serve.norphans = 0;
 }
 
 MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
-  int late = server->serve.nlate > 0;
-  mlfab__blocks_late(server);
+  int read = server->serve.norphans > 0;
+  mlfab__blocks_drop_orphans(server);
   if (server->lender)
-    server->lender->retire(server, late);
+    server->lender->retire(server, read);
   else
     mlfab__store_free(server->env, &server->store);
 }
@@ -81,12 +81,12 @@ MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;
-  uint32_t *late = mlfab__grow(server->env, server->serve.late, &server->serve.late_room,
-                               (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
-  if (late) server->serve.late = late;
+  uint32_t *orphans = mlfab__grow(server->env, server->serve.orphans, &server->serve.orphan_room,
+                                  (uint64_t)server->serve.norphans + peer->nsends, sizeof *orphans);
+  if (orphans) server->serve.orphans = orphans;
   for (uint32_t i = 0; i < peer->nsends; i++) {
-    if (late)
-      late[server->serve.nlate++] = peer->sends[i];
+    if (orphans)
+      orphans[server->serve.norphans++] = peer->sends[i];
     else
       mlfab__store_unref(&server->store, peer->sends[i]);
   }

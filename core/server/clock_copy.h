@@ -1,4 +1,4 @@
-/* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
+/* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. */
 #ifndef MLFAB__CLOCK_COPY_H
 #define MLFAB__CLOCK_COPY_H
 

@@ -1,4 +1,4 @@
-/* lazy.h - the buffer of delayed pulls. Layer 2, pure.
+/* lazy.h - the buffer of delayed pulls. Pure.
  *
  * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
  * out in the order in which they were added. The caller defines what a tag means.

@@ -141,7 +141,7 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
   update->refused = MLFAB_ERR_DROPPED;
   update->received = update->granted = update->push.bytes; /* no more bytes will come */
-  server->queue.late++;
+  server->queue.ndropped++;
 }
 
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
@@ -195,7 +195,7 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
     server->peers[update->worker].unplaced--;
     server->queue.place_due = 1;
   }
-  if (update->refused == MLFAB_ERR_DROPPED && server->queue.late > 0) server->queue.late--;
+  if (update->refused == MLFAB_ERR_DROPPED && server->queue.ndropped > 0) server->queue.ndropped--;
   if (update->counted) mlfab__queue_lag(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }

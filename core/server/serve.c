@@ -6,7 +6,7 @@
  * the pull begins the slice again, with the version of that time.
  *
  * With a keeper, commits may be hidden until the replica has them, one right after another. A pull then sends the slice
- * that it has pinned before, and pins the next one between two of them (mlfab__serve_offer).
+ * that it has pinned before, and pins the next one between two of them (mlfab__keeper_offer).
  *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
  * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
@@ -217,15 +217,13 @@ static void serve_check(mlfab__server *server) {
   }
 }
 
-static void serve_changed(mlfab__server *server, uint32_t clock) {
-  mlfab__lazy_wake_all(&server->clocks[clock].lazy);
-  serve_due(server, clock, 0, 1);
-}
-
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   int changed = server->serve.changed, due = server->serve.due;
   server->serve.changed = server->serve.due = 0;
-  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) serve_changed(server, g);
+  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) {
+    mlfab__lazy_wake_all(&server->clocks[g].lazy);
+    serve_due(server, g, 0, 1);
+  }
   if (due) serve_check(server);
 }
 
@@ -561,7 +559,7 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) server->memory->on->again(server->memory);
-  mlfab__blocks_late(server);
+  mlfab__blocks_drop_orphans(server);
   if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
@@ -590,9 +588,9 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
     }
     mlfab__blocks_unlend(server, w);
   }
-  mlfab__blocks_late(server);
-  mlfab__free(server->env, server->serve.late,
-              server->serve.late_room * sizeof *server->serve.late);
-  server->serve.late = NULL;
-  server->serve.late_room = 0;
+  mlfab__blocks_drop_orphans(server);
+  mlfab__free(server->env, server->serve.orphans,
+              server->serve.orphan_room * sizeof *server->serve.orphans);
+  server->serve.orphans = NULL;
+  server->serve.orphan_room = 0;
 }

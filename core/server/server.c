@@ -30,9 +30,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
-      !(server->serve.late = mlfab__grow(env, NULL, &server->serve.late_room,
-                                         (uint64_t)server->workers * MLFAB__SERVER_SENDS,
-                                         sizeof *server->serve.late)) ||
+      !(server->serve.orphans = mlfab__grow(env, NULL, &server->serve.orphan_room,
+                                            (uint64_t)server->workers * MLFAB__SERVER_SENDS,
+                                            sizeof *server->serve.orphans)) ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;
@@ -47,7 +47,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   return 0;
 }
 
-static void server_free_model(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (server->save.hooks) server->save.hooks->stop(server);
   if (server->keeper) server->keeper->stop(server);
@@ -93,7 +93,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
       mlfab__free(env, server->peers[w].definition, server->peers[w].definition_bytes);
     }
   }
-  server_free_model(server);
+  mlfab__server_unbuild(server);
   mlfab__windows_free(env, &server->windows);
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
@@ -111,7 +111,7 @@ MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
 
 /* Allocates the worker's arena once the model, and so its size, is known. Without memory the worker has no
  * credit and waits for grants. */
-static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
+static uint32_t server_make_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
@@ -122,23 +122,22 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
                                              mlfab__hello_ack *ack) {
-  /* 2: only the credit counts. */
   uint64_t pushed = server->peers[worker].pushed;
-  const mlfab__window *window =
-      was_dead == 2 ? &server->windows.windows[worker] : mlfab__server_window(server, worker);
+  const mlfab__window *window = kind == MLFAB__ACK_CREDIT ? &server->windows.windows[worker]
+                                                          : mlfab__server_window(server, worker);
   /* It will hear of decisions that it may not rely on yet from their answers, which also move its progress on. */
-  if (window != &server->windows.windows[worker] && !was_dead) pushed = 0;
+  if (window != &server->windows.windows[worker] && kind == MLFAB__ACK_ALIVE) pushed = 0;
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->move.held ? 0 : server->epoch;
   server->peers[worker].put_off = server->move.held;
   ack->stopped = server->peers[worker].stopped;
-  ack->eager_bytes = server_credit(server, worker);
+  ack->eager_bytes = server_make_credit(server, worker);
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
-  ack->was_dead = (uint32_t)was_dead;
+  ack->kind = kind;
   ack->v_train = pushed;
   ack->term = server->term;
   ack->guest = server->peers[worker].guest;
@@ -191,7 +190,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   if (server->policy) server->policy->station(server, worker);
-  mlfab__server_hello_ack(server, worker, was_dead, ack);
+  mlfab__server_hello_ack(server, worker, was_dead ? MLFAB__ACK_DEAD : MLFAB__ACK_ALIVE, ack);
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__clock_tell(server, worker);
   mlfab__server_advance(server);
   return 0;
@@ -321,8 +320,6 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
                              server->config->model_max_bytes, &server->layout, error);
 }
 
-MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
-
 MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
                                               const uint8_t *table, uint32_t cut,
                                               const uint32_t *owners, uint32_t nowners,
@@ -407,7 +404,8 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      mlfab__server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
+      mlfab__server_hello_ack(server, w, MLFAB__ACK_CREDIT,
+                              &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
@@ -434,7 +432,7 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
 
 /* They may try again. */
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error) {
-  server_free_model(server);
+  mlfab__server_unbuild(server);
   server->refusals++;
   server->refusal_code = error->code;
   snprintf(server->refusal, sizeof server->refusal, "%.255s", error->text);
@@ -469,7 +467,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
     /* Its first weights never came: it tries again, perhaps with another model. */
     mlfab__apply_free(server);
-    server_free_model(server);
+    mlfab__server_unbuild(server);
   }
   int restores = worker == 0 && server->phase == MLFAB__NO_MODEL && server->save.hooks &&
                  server->save.hooks->restores(server);

@@ -1,4 +1,4 @@
-/* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
+/* server.h - the server role: takes updates in, applies them, answers pulls.
  *
  * The updates of all workers form one queue, in the order of their announcements. The head is the first
  * update that may be taken in. The server adds its bytes as they arrive into `next` blocks; a commit swaps
@@ -274,8 +274,8 @@ typedef struct mlfab__server_lender {
   void (*tick)(mlfab__server *server);
   /* Should the transport copy this bulk for a worker, instead of referring to it? */
   int (*copies)(const mlfab__server *server, uint32_t worker, uint64_t bytes);
-  /* Frees the store, but for what views have. late: the transport may still read blocks. */
-  void (*retire)(mlfab__server *server, int late);
+  /* Frees the store, but for what views have. read: the transport may still read blocks. */
+  void (*retire)(mlfab__server *server, int read);
   void (*free)(mlfab__server *server);
 } mlfab__server_lender;
 
@@ -334,7 +334,7 @@ typedef struct mlfab__server_keeper {
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
   void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
-  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
+  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__keeper_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
   const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
@@ -395,10 +395,10 @@ typedef struct mlfab__server_queue {
   mlfab__incoming *first, *last;                   /* in the order in which they are taken in */
   mlfab__incoming *unplaced_first, *unplaced_last; /* held back by the policy */
   mlfab__incoming *free_list;
-  int place_due;   /* an update may be placed or announced that could not before */
-  uint64_t placed; /* number of members that ever got a place */
-  uint32_t late;   /* dropped updates that are not decided yet */
-  uint64_t *ahead; /* by slice: queued members that will be applied to it */
+  int place_due;     /* an update may be placed or announced that could not before */
+  uint64_t placed;   /* number of members that ever got a place */
+  uint32_t ndropped; /* dropped updates that are not decided yet */
+  uint64_t *ahead;   /* by slice: queued members that will be applied to it */
 } mlfab__server_queue;
 
 /* The update that is being taken in, and a commit that takes several ticks: apply.c, and round.c for a
@@ -422,11 +422,11 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int copies;     /* some pull waits for bytes that are being copied from a device */
-  int due;        /* v_train has moved: look at waiting pulls that this may release */
-  int changed;    /* the consistency has changed: look at all waiting pulls */
-  uint32_t *late; /* blocks that were lent to lost links, until these are gone: see blocks.c */
-  uint32_t nlate, late_room;
+  int copies;        /* some pull waits for bytes that are being copied from a device */
+  int due;           /* v_train has moved: look at waiting pulls that this may release */
+  int changed;       /* the consistency has changed: look at all waiting pulls */
+  uint32_t *orphans; /* blocks that were lent to lost links, until these are gone: see blocks.c */
+  uint32_t norphans, orphan_room;
 } mlfab__server_serve;
 
 /* Slices on the move: reshard_server.c. */
@@ -436,7 +436,7 @@ typedef struct mlfab__server_move {
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
   int held;         /* slices are moving: this server decides and answers nothing */
   int orphan;       /* server 0 is unreachable */
-  int late;         /* this server got the model from server 0 (ADOPT) */
+  int adopted;      /* this server got the model from server 0 (ADOPT) */
   uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
 #if MLFAB_WITH_RESHARD
   mlfab__moved moved; /* the last answer to server 0 */
@@ -581,10 +581,10 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. retire:
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. drop_orphans: in a tick after that: they are free. retire:
  * frees the store. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server);
 /* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
@@ -662,8 +662,8 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
-/* Fills in a HELLO_ACK. was_dead: 2: only the credit counts; 3: it answers no HELLO. */
-MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+/* Fills in a HELLO_ACK of this kind (MLFAB__ACK_*). */
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
                                              mlfab__hello_ack *ack);
 
 /* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */

@@ -1,4 +1,4 @@
-/* filter.c - selects the values of an update that are sent, and the changes of the model that are made. Layer 2.
+/* filter.c - selects the values of an update that are sent, and the changes of the model that are made.
  *
  * It has TDF's gradient filters (significance, random, half precision) with their residual, the selection of the
  * largest values, and the parameter filter. packet.c encodes values in packets; each call here works on one part of a

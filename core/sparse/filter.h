@@ -1,4 +1,4 @@
-/* filter.h - selects the values of an update that are sent, and the changes of the model that are made. Layer 2.
+/* filter.h - selects the values of an update that are sent, and the changes of the model that are made.
  *
  * Gradients: a = update + residual is sent or held back, element by element, in two steps: mark (reads only) and emit
  * (writes the values, and the rest into the residual). So an update with a NaN changes nothing, and the form of a

@@ -1,4 +1,4 @@
-/* version.h - version tags: which parts of a slice changed after a commit. Layer 2.
+/* version.h - version tags: which parts of a slice changed after a commit.
  *
  * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it. Every 64 grains have
  * their largest tag, so that a search skips unchanged grains 64 at a time. A cache that holds the slice as of commit c

@@ -1,4 +1,4 @@
-/* chrome.h - records of trace.h as Chrome trace events, in JSON. Layer 5.
+/* chrome.h - records of trace.h as Chrome trace events, in JSON.
  *
  * The text is an array with one event a line:
  *

@@ -1,4 +1,4 @@
-/* metrics.h - the state of a node as OpenMetrics text. Layer 5.
+/* metrics.h - the state of a node as OpenMetrics text.
  *
  * A snapshot is a copy of a node's counters, taken at one moment. The text has one family for each member of
  * mlfab_stats, from a table with the member's offset. A member without a row lacks its family, which a test notices.

@@ -1,4 +1,4 @@
-/* trace.h - a recorder of the frames on a node's links, and of its scheduler's plans. Layer 5.
+/* trace.h - a recorder of the frames on a node's links, and of its scheduler's plans.
  *
  * The recorder is the observer (tap) of a node. A lane is one direction of one link, or the plans for one worker. A
  * transfer is an update's part at one server, the answer to a pull, a message of a collective, or a slice that moves;

@@ -1,4 +1,4 @@
-/* codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
+/* codec.h - one list of fields for both encoding and decoding a frame's meta.
  *
  * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one list of
  * fields. Macros generate its encoder and its decoder from this list, so the two cannot disagree. Before the list, such

@@ -1,4 +1,4 @@
-/* crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
+/* crc.c - CRC32C (Castagnoli), of headers, payloads and records. See wire.h.
  *
  * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last that the processor has.
  *

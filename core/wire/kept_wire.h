@@ -1,4 +1,4 @@
-/* kept_wire.h - records of server 0 that the other copy of server 0 has, too (../node/mirrored.h). Layer 4. */
+/* kept_wire.h - records of server 0 that the other copy of server 0 has, too (../node/mirrored.h). */
 #ifndef MLFAB__KEPT_WIRE_H
 #define MLFAB__KEPT_WIRE_H
 
@@ -15,7 +15,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants, late, among;
+  uint32_t gone, done, left, guest, wants, half, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 

@@ -1,4 +1,4 @@
-/* peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. Layer 4. */
+/* peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. */
 #include "peer_wire.h"
 
 #include "codec.h"

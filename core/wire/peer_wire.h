@@ -1,4 +1,4 @@
-/* peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. Layer 4. */
+/* peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. */
 #ifndef MLFAB__PEER_WIRE_H
 #define MLFAB__PEER_WIRE_H
 

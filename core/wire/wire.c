@@ -1,4 +1,4 @@
-/* wire.c - encodes, decodes and checks frames. Layer 1.
+/* wire.c - encodes, decodes and checks frames.
  *
  * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h). Frames of other
  * groups are in <group>_wire.c. The roles, not this file, interpret the fields and check them against the state of a
@@ -25,7 +25,7 @@ WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) N(cause) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
 WIRE_META(hello_ack,
-  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
+  N(server) N(eager_bytes) N(generation) N(model_stands) N(kind) N(v_train) N(top)
   A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest) N(term) N(taken))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) N(nonce) T(text))
@@ -49,7 +49,7 @@ WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
 WIRE_FIELDS(member_info, mlfab__member_info,
-  N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+  N(node) N(roles) N(incarnation) N(hand) N(added) N(nonce) T(addresses))
 #if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,

@@ -1,4 +1,4 @@
-/* wire.h - frames: their header, their types, and the meta of each type. Layer 1.
+/* wire.h - frames: their header, their types, and the meta of each type.
  *
  * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk (tensor
  * bytes, at most MLFAB_BULK_MAX). All numbers are little-endian.
@@ -201,11 +201,11 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint64_t fabric;  /* a random number: one for each time that a fabric is formed */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. A frame PLACE has one entry: the place of a
+/* u32 node, roles, incarnation, hand, added; u64 nonce; text addresses. A frame PLACE has one entry: the place of a
  * server's copy, or of the scheduler that votes on it. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
+  uint32_t added; /* a server that has joined the running fabric (node.h, Growth) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -235,22 +235,24 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t term; /* a server with a replica: epoch of the record by which it serves; else 0 */
 } mlfab__hello;
 
+/* Kinds of HELLO_ACK: the worker was alive; it was dead, and rounds went on; no HELLO, only new credit; an answer to STOP. */
+enum { MLFAB__ACK_ALIVE, MLFAB__ACK_DEAD, MLFAB__ACK_CREDIT, MLFAB__ACK_STOP };
+
 typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t server, eager_bytes;   /* credit: bytes that may be sent without a grant */
   uint32_t generation;            /* of the worker's push stream from now on */
   uint32_t model_stands;          /* 1: this server has a model */
-  /* 1: the worker was dead, and rounds went on; 2: no HELLO, only new credit; 3: an answer to STOP */
-  uint32_t was_dead;
-  uint64_t v_train;    /* the worker's progress at this server */
-  uint64_t top;        /* all updates up to here are decided ... */
-  uint64_t applied[4]; /* ... bit i: update top - i was applied ... */
-  uint64_t dropped[4]; /* ... or was dropped; neither: refused or withdrawn */
-  uint32_t epoch;      /* of its layout; 0: its slices are moving */
-  uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
-  uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
-  uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
-  uint32_t term;       /* as in HELLO */
-  uint64_t taken;      /* updates of this worker's process that were applied here, in all */
+  uint32_t kind;                  /* MLFAB__ACK_* */
+  uint64_t v_train;               /* the worker's progress at this server */
+  uint64_t top;                   /* all updates up to here are decided ... */
+  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
+  uint32_t epoch;                 /* of its layout; 0: its slices are moving */
+  uint32_t stopped;               /* the attempt for which the worker has sent STOP, or 0 */
+  uint64_t nonce;                 /* to a server: nonce of the answering process; else 0 */
+  uint32_t guest;                 /* 1: rounds do not count the worker until its PROGRESS */
+  uint32_t term;                  /* as in HELLO */
+  uint64_t taken; /* updates of this worker's process that were applied here, in all */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */

@@ -1,4 +1,4 @@
-/* feed.h - the worker role: copies between a device and the buffers of calls that are under way. Layer 4. */
+/* feed.h - the worker role: copies between a device and the buffers of calls that are under way. */
 #ifndef MLFAB__FEED_H
 #define MLFAB__FEED_H
 

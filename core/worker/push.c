@@ -158,9 +158,9 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
   }
   if (part->untold) {
     snprintf(why, sizeof why, "dropped by server %u, whose answer is lost", server);
-  } else if (part->late) {
+  } else if (part->missed) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
-             (unsigned long long)(part->late - 1));
+             (unsigned long long)(part->missed - 1));
   } else {
     snprintf(why, sizeof why, "dropped by the plan at server %u: its delay would be %llu", server,
              (unsigned long long)part->delay);
@@ -170,8 +170,9 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
 }
 
 /* Ends a request for an update that has failed. */
-static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
-                      int code, uint32_t server, uint64_t now_ns) {
+static void push_end_failed(mlfab__worker *worker, mlfab__request *request,
+                            const mlfab__outgoing *update, int code, uint32_t server,
+                            uint64_t now_ns) {
   char waited[24];
   mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
@@ -211,7 +212,7 @@ static void push_tell_all(mlfab__worker *worker, const mlfab__outgoing *update,
     request->result.version = update->version;
     request->result.delay = verdict->delay;
     if (code)
-      push_tell(worker, request, update, code, server, now_ns);
+      push_end_failed(worker, request, update, code, server, now_ns);
     else
       mlfab__request_succeed(worker->requests, request, now_ns);
     told++;
@@ -222,7 +223,7 @@ static void push_tell_all(mlfab__worker *worker, const mlfab__outgoing *update,
   nobody.result = *verdict;
   nobody.result.seq = update->seq;
   nobody.started_ns = update->started_ns;
-  push_tell(worker, &nobody, update, code, server, now_ns);
+  push_end_failed(worker, &nobody, update, code, server, now_ns);
   worker->requests->abandoned = worker->requests->last;
 }
 
@@ -268,9 +269,9 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
     /* Only a plan drops an update that is not late. */
-    int late = code == MLFAB_ERR_DROPPED &&
-               (part->reached > next || worker->config->scheduler == MLFAB_SCHEDULER_NONE);
-    part->late = late ? next : 0;
+    int missed = code == MLFAB_ERR_DROPPED &&
+                 (part->reached > next || worker->config->scheduler == MLFAB_SCHEDULER_NONE);
+    part->missed = missed ? next : 0;
     stream->round = next;
   }
   if (worker->norder > 1) worker->port.ready(worker->port.self, server);
@@ -633,16 +634,11 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-/* Does a tensor of these sources have a filter? */
-static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
-  return worker->sparse && worker->sparse->wanted(worker, sources, n);
-}
-
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
   mlfab__source source = {0, worker->layout.bytes, NULL};
   if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
-  return push_filtered(worker, &source, 1);
+  return worker->sparse && worker->sparse->wanted(worker, &source, 1);
 }
 
 /* Adds a small update to the last waiting one, if they can be merged. */
@@ -814,13 +810,13 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
     return NULL;
   }
   /* An update for a round that is closed gets into the open one, and does not end it. */
-  int late =
+  int owed =
       worker->debt > 0 && !((options->flags | flags) & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
-  *code_p = push_fill(worker, update, what, options, flags | (late ? MLFAB__PUSH_MORE : 0), error);
+  *code_p = push_fill(worker, update, what, options, flags | (owed ? MLFAB__PUSH_MORE : 0), error);
   if (*code_p) return NULL;
-  worker->debt -= (uint64_t)late;
+  worker->debt -= (uint64_t)owed;
   update->seq = worker->next_seq++;
-  worker->wholes += (uint64_t)(late || mlfab__worker_whole(update));
+  worker->wholes += (uint64_t)(owed || mlfab__worker_whole(update));
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }
@@ -1041,11 +1037,11 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = &worker->updates[worker->order[i]];
     const mlfab__part *part = &update->parts[server];
     int found = 0;
-    frame->note[0] = 0;
+    frame->note[0] = MLFAB__NOTE_CHUNK;
     if (part->state == MLFAB__PART_QUEUED) {
       if (!mlfab__worker_announces(worker, server, update->seq)) return 0;
       if (!push_may_announce(worker, server, i)) return 0;
-      frame->note[0] = 1;
+      frame->note[0] = MLFAB__NOTE_PUSH;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
                push_by(worker, update, server) == MLFAB__NO_NODE && !update->withdrawn) {
@@ -1061,7 +1057,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
   mlfab__outgoing *update = &worker->updates[frame->slot];
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
-  if (frame->note[0]) {
+  if (frame->note[0] == MLFAB__NOTE_PUSH) {
     part->state = MLFAB__PART_ANNOUNCED;
     stream->announced = mlfab__max(stream->announced, update->seq + update->members - 1);
     part->eager = (uint32_t)frame->note[1];

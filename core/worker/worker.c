@@ -636,11 +636,6 @@ MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t 
                         now_ns, "set_sync: %s", change->text);
 }
 
-static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  if (worker->streams[server].changes)
-    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
-}
-
 /* SYNC_ACK: the outcome of a change of consistency, or only the current state. */
 static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                             uint64_t now_ns) {
@@ -717,7 +712,8 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
                                            uint64_t now_ns) {
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
-  worker_change_dead(worker, server, now_ns);
+  if (worker->streams[server].changes)
+    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
   if (!worker->model_request) return;
   mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
@@ -740,7 +736,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
     return;
   }
-  if (ack->was_dead == 2) {
+  if (ack->kind == MLFAB__ACK_CREDIT) {
     worker->port.ready(worker->port.self, server);
     return;
   }
@@ -877,7 +873,7 @@ MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_ou
     frame->bulk = worker->table;
     frame->bulk_bytes = worker->define.tensors * MLFAB__TENSOR_INFO_BYTES;
     frame->token = 0;
-    frame->note[0] = 2;
+    frame->note[0] = MLFAB__NOTE_DEFINE;
     return 1;
   }
   return mlfab__push_next(worker, at.peer, frame);
@@ -885,7 +881,7 @@ MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_ou
 
 MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
   mlfab__worker *worker = self;
-  if (frame->note[0] == 2)
+  if (frame->note[0] == MLFAB__NOTE_DEFINE)
     worker->streams[at.peer].define = 0;
   else
     mlfab__push_taken(worker, at.peer, frame);

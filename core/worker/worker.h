@@ -1,4 +1,4 @@
-/* worker.h - the worker role: sends updates, gets the model. Layer 4.
+/* worker.h - the worker role: sends updates, gets the model.
  *
  * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
  * part at a server:
@@ -35,6 +35,9 @@ enum {
   MLFAB__WORKER_COPY = 8192   /* transports copy bulks up to this size */
 };
 
+/* The frame that a worker yields, in its note[0]. */
+enum { MLFAB__NOTE_CHUNK, MLFAB__NOTE_PUSH, MLFAB__NOTE_DEFINE };
+
 enum mlfab__part_state {
   MLFAB__PART_NONE,
   MLFAB__PART_QUEUED,
@@ -58,7 +61,7 @@ typedef struct mlfab__part {
   uint64_t bytes, granted, sent;
   uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
   uint64_t reached; /* dropped: the worker's next iteration at this server */
-  uint64_t late;    /* dropped because iteration late - 1 was complete; else 0 */
+  uint64_t missed;  /* dropped because iteration missed - 1 was complete; else 0 */
   uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -187,9 +190,9 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t small[2];
   uint64_t round; /* progress of the first update undecided here: see push.c */
   uint64_t taken; /* updates (members) that this worker knows to be applied there */
-  uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
+  uint32_t term;  /* of the copy that answers: see ../node/copies.h */
   uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
-  /* It counts for nothing here, because it has no slices, and came late or has gone: reshard.h. */
+  /* It counts for nothing here, because it has no slices, and is an added server or has gone: reshard.h. */
   uint8_t absent;
 } mlfab__stream;
 

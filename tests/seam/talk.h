@@ -1070,7 +1070,7 @@ static inline void talk_resume(talk *t, uint32_t attempt, const uint32_t *owners
       SAY(t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = attempt + 1,
           .eager_bytes = t->ack.eager_bytes, .generation = talk_peer_of(t, SERVER(s))->generation,
           .model_stands = 1, .top = tops[s], .stopped = begins ? attempt : 0,
-          .was_dead = begins ? 3 : 0);
+          .kind = begins ? MLFAB__ACK_STOP : MLFAB__ACK_ALIVE);
   }
 }
 

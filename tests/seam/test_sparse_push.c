@@ -111,7 +111,7 @@ static void begin(uint32_t servers, uint32_t chunk, uint32_t eager, uint32_t syn
   prepare(servers, chunk, eager);
   talk_stand(&t, &options);
   for (uint32_t s = 0; s < servers; s++) /* with this credit */
-    SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 1, .was_dead = 2,
+    SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 1, .kind = MLFAB__ACK_CREDIT,
         .eager_bytes = eager);
   for (uint32_t i = 0; i < TENSORS; i++)
     infos[i] = (mlfab__tensor_info){10 * i, (uint32_t)shapes[i].dtype, shapes[i].count};

@@ -691,7 +691,8 @@ static void move(const uint32_t owners[SLICES]) {
     }
     for (uint32_t s = 0; s < SERVERS; s++)
       SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .eager_bytes = 8192,
-          .generation = 1, .model_stands = 1, .was_dead = kind == MLFAB__STOP_BEGIN ? 3 : 0,
+          .generation = 1, .model_stands = 1,
+          .kind = kind == MLFAB__STOP_BEGIN ? MLFAB__ACK_STOP : MLFAB__ACK_ALIVE,
           .stopped = kind == MLFAB__STOP_BEGIN);
     if (kind == MLFAB__STOP_BEGIN) assert_int_equal(holds(), 0);
   }

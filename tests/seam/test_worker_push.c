@@ -116,7 +116,7 @@ static void test_planned_takes_no_credit(void **state) {
   }
   push(2);
   HEAR_PUSH(&t, SERVER(1), m->flags == MLFAB__PUSH_PLANNED);
-  SAY(&t, SERVER(1), HELLO_ACK, hello_ack, .server = 1, .was_dead = 2, .epoch = 1,
+  SAY(&t, SERVER(1), HELLO_ACK, hello_ack, .server = 1, .kind = MLFAB__ACK_CREDIT, .epoch = 1,
       .eager_bytes = BYTES);
   push(2);
   HEAR_PUSH(&t, SERVER(1), m->flags == MLFAB__PUSH_PLANNED && m->eager == 0);
@@ -551,7 +551,7 @@ static void test_server_comes(void **state) {
   for (uint32_t s = 0; s < SERVERS; s++) {
     HEAR(&t, SERVER(s), STOP, stop, m->kind == MLFAB__STOP_BEGIN);
     SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .generation = 1,
-        .model_stands = 1, .top = u, .stopped = 1, .was_dead = 3);
+        .model_stands = 1, .top = u, .stopped = 1, .kind = MLFAB__ACK_STOP);
   }
   for (uint32_t s = 0; s <= SERVERS; s++) {
     HEAR(&t, SERVER(s), STOP, stop, m->kind == MLFAB__STOP_OVER);

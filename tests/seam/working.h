@@ -245,14 +245,14 @@ static void work_welcome(work *w) {
               mlfab__encode_welcome(w->meta, &welcome), infos, bytes);
 }
 
-static void work_greet(work *w, uint32_t p, uint32_t was_dead) {
+static void work_greet(work *w, uint32_t p, uint32_t kind) {
   mlfab__hello_ack ack = {.server = p - w->config.workers,
                           .eager_bytes = 1 << 18,
                           .generation = 1,
-                          .was_dead = was_dead,
+                          .kind = kind,
                           .model_stands = w->peers[p].define.ask != 0,
                           .epoch = 1,
-                          .stopped = was_dead == 3 ? w->stop_attempt : 0,
+                          .stopped = kind == MLFAB__ACK_STOP ? w->stop_attempt : 0,
                           .nonce = 100 + p - w->config.workers};
   w->peers[p].greeted = 1;
   work_say_on(w, w->peers[p].link, p, MLFAB__HELLO_ACK, mlfab__encode_hello_ack(w->meta, &ack),
@@ -264,10 +264,10 @@ static void work_answer(work *w, uint32_t p) {
   const mlfab__define *define = &w->peers[p].define;
   if (w->owed_hellos & bit) {
     w->owed_hellos &= ~bit;
-    work_greet(w, p, 0);
+    work_greet(w, p, MLFAB__ACK_ALIVE);
   } else if (w->owed_stops & bit) {
     w->owed_stops &= ~bit;
-    work_greet(w, p, 3);
+    work_greet(w, p, MLFAB__ACK_STOP);
   } else if (w->owed_defines & bit) {
     w->owed_defines &= ~bit;
     mlfab__define_ack ack = {.server = p - w->config.workers,

@@ -1373,7 +1373,7 @@ TEST_WITH(test_leaving_after_a_peer, setup, teardown) {
   for (int i = 2; i >= 0; i -= 2) { /* one of them has forwarded it */
     assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
     run(2000000);
-    assert_int_equal(n.node[i]->leaving, 2);
+    assert_int_equal(n.node[i]->leaving, MLFAB__PARTS_ALL);
     assert_int_equal(standing(i), 0);
   }
 }
@@ -1605,7 +1605,7 @@ TEST(test_pace_of_calls_to_a_server) {
 /* A server that has joined, or that a server calls, is dead after 5 beats. So calls to it stay frequent. */
 TEST(test_pace_of_calls_with_a_patience) {
   static const struct {
-    uint8_t kind, late, slows;
+    uint8_t kind, added, slows;
   } rows[] = {{MLFAB__LINK_SERVER, 0, 1},  {MLFAB__LINK_SERVER, 1, 0},
               {MLFAB__LINK_PLANNER, 0, 1}, {MLFAB__LINK_PLANNER, 1, 0},
               {MLFAB__LINK_RESHARD, 0, 0}, {MLFAB__LINK_RESHARD, 1, 0}};
@@ -1614,7 +1614,7 @@ TEST(test_pace_of_calls_with_a_patience) {
     caller_opens(&c, "tcp:h:7");
     mlfab_node *node = c.node;
     mlfab__route *route = &node->routes[mlfab__node_route_of(node, rows[i].kind, 0)];
-    node->places[0].late = rows[i].late;
+    node->places[0].added = rows[i].added;
     for (uint32_t ends = 1; ends < 8; ends++) {
       const mlfab__link was = {.kind = rows[i].kind, .peer = 0};
       route->link = 7;

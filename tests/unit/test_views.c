@@ -831,7 +831,7 @@ CASE(test_hidden) {
     }
     f.ready[1] = 0;
     showing = MLFAB__SHOWS_ALL;
-    mlfab__serve_offer(&f.server);
+    mlfab__keeper_offer(&f.server);
     if (limit) {
       assert_int_equal(f.fail.code, MLFAB_ERR_LIMIT);
       assert_null(f.server.serve.first);
