@@ -112,8 +112,8 @@ static int train(mlfab *opened) {
     code = agree();
   }
   if (!code && same)
-    printf("weights %.3f %.3f %.3f ..., the same everywhere after %d steps\n", (double)weights[0],
-           (double)weights[1], (double)weights[2], (int)step);
+    printf("weights ... %.3f %.3f %.3f, the same everywhere after %d steps\n", (double)weights[5],
+           (double)weights[6], (double)weights[7], (int)step);
   if (!code && !same) printf("weights differ\n");
   return code || same ? code : MLFAB_ERR_INTERNAL;
 }
