@@ -205,10 +205,11 @@ static double gap(uint32_t kind, uint32_t n) {
 
 static void rows_of_gaps(void) {
   paper_text(
-      "Gaps (fig. 2), of A with itself, rows divided by their sums. All to all is the paper's. No "
-      "convention found gives the printed expander: of 25 nodes, .1419 is the most that any "
-      "wrapped "
-      "i + a, i + b has. The printed chain of 25 is an open path; §6.1 has .008.");
+      "Gaps (fig. 2): the adjacency matrix has a 1 for each worker itself, and each "
+      "row is divided by its sum. The gap of all to all equals the paper's. No "
+      "convention that was tried gives the printed expander: with 25 nodes, the best "
+      "wrapped i + a, i + b has a gap of .1419. The printed chain of 25 is an open "
+      "path; §6.1 has .008.");
   paper_table();
   add("ASAP fig. 2: gap, all to all, 6 nodes", "1.00", gap(MLFAB_GRAPH_ALL, 6), "", 1, 1, "");
   add("ASAP fig. 2: gap, all to all, 25 nodes", "1.00", gap(MLFAB_GRAPH_ALL, 25), "", 1, 1, "");
@@ -245,10 +246,10 @@ static void rows_of_inputs(uint32_t seeds) {
     }
   }
   paper_text(
-      "Fig. 8: eight workers, all to all, 200 kB, 10 ms to compute: writing to seven takes 0.11 of "
-      "that (W). Speeds differ by 50 %, for good: without that ASYNC has more inputs than BSP. "
-      "BSP's "
-      "barrier waits for nobody's bytes.");
+      "Fig. 8: eight workers, all to all, 200 kB, 10 ms to compute. Writing to seven "
+      "takes 0.11 of that (W). Speeds differ by 50 % for the whole run; with equal "
+      "speeds ASYNC has more inputs than BSP. BSP's barrier does not wait for bytes "
+      "under way.");
   paper_table();
   add("ASAP fig. 8: NOTIFY-ACK, reduces with all 7", "100", full[1], "%", 100, 100, "");
   add("ASAP fig. 8: BSP, reduces with all 7", "-", full[2], "%", 0, 99.9, "");
@@ -474,8 +475,9 @@ int paper_asap(uint32_t seeds) {
       .n = 25, .count = FEATURES, .learn = svm_learn, .loss = svm_loss, .rate = 8, .decay = 20};
   paper_text(
       "# ASAP: stochastic reduce\n\n"
-      "Workers send their models to those that a graph names, and average what comes. All rows are "
-      "runs of the library in the simulator, but the gaps.");
+      "A worker sends its model to the workers that a graph names, and averages the "
+      "models that come. All rows except the gaps are runs of the library in the "
+      "simulator.");
   rows_of_gaps();
   rows_of_inputs(seeds);
   rows_of_speed();
@@ -483,14 +485,14 @@ int paper_asap(uint32_t seeds) {
   svm_draw(25, 3);
   tdf_tasks_read(task);
   paper_text(
-      "Fig. 7: 25 workers, iterations until the worst worker's objective is within 5 % of what all "
-      "to all has in the end. The printed MB a node (50433 and 44351) are 2.27 times as many "
-      "iterations of a chain, which sends one model where the expander sends two. How much graphs "
-      "differ is a matter of the data and of the step: the drawn data and their step were chosen "
-      "so "
-      "that they do. Reviews are shuffled before they are split, so that they are alike "
-      "everywhere: "
-      "there all graphs are as good, and the sparse ones are cheaper.");
+      "Fig. 7: 25 workers. A figure is the number of iterations until the worst "
+      "worker's objective is within 5 % of the final objective of all to all. The "
+      "printed MB a node (50433 and 44351) mean that a chain needs 2.27 times as many "
+      "iterations: it sends one model, and the expander sends two. The difference "
+      "between graphs depends on the data and on the step. The drawn data and their "
+      "step were chosen so that graphs differ. Reviews are shuffled before they are "
+      "split, so all workers have similar reviews. Then all graphs learn equally "
+      "well, and the sparse graphs are cheaper.");
   paper_table();
   rows_of_task(&svm, "drawn SVM", 400, 1.05, 1);
   if (task[TDF_REVIEWS].missing) {

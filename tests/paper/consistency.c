@@ -245,12 +245,13 @@ static void table_iv(void) {
                                             {0, 23.65, 126.1, 350.3, 4002, 2670}};
   char claim[96], text[32];
   paper_text(
-      "## FluentPS, Table IV: delayed pulls per 100 iterations\n\nColumns: PSSP by its c, dynamic "
-      "PSSP with alpha 1. Rule: whom PSSP may pause, everybody past the threshold as Table III "
-      "prints it, or of those only who is tied for the front, as the authors' released code does. "
-      "The paper's ResNet-56 ran on 8 servers, and it does not say whether theirs are added up: "
-      "what is soft looks so (32 workers cannot have more than 3200 at one), what is lazy does "
-      "not.");
+      "## FluentPS, Table IV: delayed pulls per 100 iterations\n\n"
+      "Columns: PSSP by its c, dynamic PSSP with alpha 1. Rule: the workers that PSSP "
+      "may pause. Table III prints every worker past the threshold; the authors' "
+      "released code pauses only the workers that are tied for the front. The paper's "
+      "ResNet-56 ran on 8 servers, and the paper does not say whether it adds up "
+      "their pulls. The soft figures look added up (32 workers cannot have more than "
+      "3200 at one server); the lazy figures do not.");
   all_models();
   paper_text("64 workers, s = 3, spread of 15 %. Expected: within a factor of 2 of the paper.");
   paper_table();
@@ -281,7 +282,7 @@ static void lazy_execution(void) {
   static const char *const notes[LAWS] = {
       "a worker that was held until its own iteration was complete begins level with the slowest",
       "", "all but one are held for long, and there is only one to wait for",
-      "whoever is ahead by chance would have fallen back by itself"};
+      "a worker that is ahead by chance falls back by itself"};
   char claim[96];
   paper_text("## FluentPS: lazy execution against the soft barrier, SSP with s = 3");
   paper_table();
@@ -317,7 +318,7 @@ static void same_bound(void) {
         "");
     snprintf(claim, sizeof claim, "%c / %c, lazy, Table III: delayed pulls", a, b);
     add(claim, "-", sim_mean(all).delayed / sim_mean(ssp).delayed, "x", 1, 1e12,
-        "PSSP has more: it begins to pause people at s, long before s'");
+        "PSSP has more: it begins to pause workers at s, long before s'");
   }
 }
 
@@ -333,11 +334,11 @@ static void staleness(void) {
   static const char *const notes[] = {"20 to 26", "20 to 26", "2.7", "15", "10"};
   char claim[96];
   paper_text(
-      "## FluentPS: staleness\n\nIterations of the slowest worker that what a pull brings does not "
-      "hold. 64 workers, spread of 15 %. An equal bound of regret is not equal staleness. Last: "
-      "the "
-      "means that the separate model gave; 400 iterations are what fits them best, so that only "
-      "their proportions say something.");
+      "## FluentPS: staleness\n\n"
+      "Iterations of the slowest worker that a pulled model lacks. 64 workers, spread "
+      "of 15 %. Models with an equal bound of regret have different staleness. The "
+      "last column has the means of the separate model. It fits best at 400 "
+      "iterations, so only the proportions can be compared.");
   paper_table();
   for (uint32_t i = 0; i < MLFAB__COUNT(runs); i++) {
     crowd run = runs[i];
@@ -355,10 +356,10 @@ static void lengths(void) {
   static const uint32_t length[] = {SHORT, MEDIUM, LONGEST};
   char line[256];
   paper_text(
-      "## FluentPS: by the length of the run\n\n64 workers, s = 3, spread of 15 %. At first all "
-      "are "
-      "level, and how many pulls are delayed depends on how long ago that was. What nothing "
-      "bounds goes on growing.");
+      "## FluentPS: by the length of the run\n\n"
+      "64 workers, s = 3, spread of 15 %. All workers begin level, so the number of "
+      "delayed pulls depends on the length of the run. A staleness without a bound "
+      "grows for ever.");
   paper_line(
       "| iterations | SSP, soft | PSSP 0.1, soft, Table III | ... only the fastest | G against H, "
       "soft, Table III | G against H, lazy, only the fastest | mean staleness, PSSP 0.1, soft, "
@@ -404,9 +405,10 @@ static void times(void) {
   front.sync.only_fastest = 1;
   uint32_t ordered = ordered_runs();
   paper_text(
-      "## FluentPS: time\n\nThat lazy execution is faster cannot come from waiting: with the same "
-      "computations and nothing that costs time but them, whoever waits less is done no later. A "
-      "cost of 0.6 % of a computation for each pull answered out of the buffer suffices. 64 "
+      "## FluentPS: time\n\n"
+      "Shorter waiting alone cannot make lazy execution faster: if only computations "
+      "cost time, a worker that waits less is done no later. A cost of 0.6 % of a "
+      "computation for each pull that is answered out of the buffer is enough. 64 "
       "workers, s = 3, spread of 15 %.");
   paper_table();
   add("no cost: ASP <= SSP soft <= SSP lazy <= BSP", "-", ordered, "runs", RUNS, RUNS,
@@ -428,14 +430,15 @@ int paper_consistency(uint32_t seeds) {
   failures += mlfab__env_init(&sim_env, NULL) != 0;
   paper_text(
       "# FluentPS's delayed pulls, in a model\n\n"
-      "Workers that compute, push and pull at one server, 4000 iterations each as in the paper; "
-      "conditions and buffer are the library's own, network and server take no time unless it is "
-      "said. How long computations took in the paper is not known. Tried here: a persistent "
-      "spread of workers' speeds, one straggler (the others within 2 %), and independent "
-      "computations; means of 3 seeds. Spread and cost were chosen by a separate, smaller model "
-      "so that they fit the printed figures of SSP, and the length of the runs, of 100 to 4000 "
-      "iterations that were tried, because it is the paper's: agreement there is consistency, not "
-      "confirmation.");
+      "Workers compute, push and pull at one server, 4000 iterations each as in the "
+      "paper. Conditions and buffer are the library's. Network and server take no "
+      "time, except in the section about time. The paper does not tell how long "
+      "computations took. Three laws are tried: a persistent spread of workers' "
+      "speeds, one straggler (the others within 2 %), and independent computations. "
+      "Figures are means of 3 seeds. A separate, smaller model chose spread and cost "
+      "so that they fit the printed figures of SSP. The length of the runs is the "
+      "paper's; lengths of 100 to 4000 were tried. So agreement in these figures "
+      "shows consistency, and confirms nothing.");
   table_iv();
   lazy_execution();
   same_bound();

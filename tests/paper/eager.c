@@ -330,13 +330,12 @@ static void rows_of_network(uint32_t n, int quick) {
 int paper_eager(uint32_t seeds) {
   paper_text(
       "# eagerSGD's partial allreduce, in the simulator\n\n"
-      "32 ranks call one after the other, 1 ms apart, and wait for each other between rounds "
-      "(§6.1, "
-      "fig. 8, 9). Mean latency of a call, of a full allreduce divided by that of one that does "
-      "not "
-      "wait. The paper's figures are means over its sizes on a Cray Aries: 53.32 means that its "
-      "solo took .29 ms. Sums of 2^rank have named the active ranks, and those that came in the "
-      "round after, in every element of every round.");
+      "32 ranks call one after the other, 1 ms apart, and wait for each other between "
+      "rounds (§6.1, fig. 8, 9). A figure is the mean latency of a call of a full "
+      "allreduce, divided by that of a call that does not wait. The paper's figures "
+      "are means over its sizes on a Cray Aries: 53.32 means that its solo took 0.29 "
+      "ms. Each rank contributes 2^rank, so in every round and every element the sum "
+      "tells which ranks were active, and which came in the round after.");
   for (uint32_t n = 0; n < NETWORKS && !bench.failures; n++) {
     if (!fabric_open(&networks[n])) rows_of_network(n, seeds == 1);
     fabric_close();

@@ -138,14 +138,13 @@ enum { CELLS = sizeof cells / sizeof cells[0] };
 
 static void table_of_times(void) {
   paper_text(
-      "## Times, 9 settings\n\nms for 30 applied updates, or for a round. Ring 1 and ring 2: an "
-      "ideal "
-      "ring all-reduce with one or two flows a network card. Asynchronous, fair: a model in which "
-      "all "
-      "that moves shares the links fairly; first come: this library without a scheduler, where "
-      "transfers "
-      "into the server take turns, so that one from behind a slow link holds the others up. "
-      "MLfabric-A-30: pull after the push, and pull with the push.");
+      "## Times, 9 settings\n\n"
+      "Milliseconds for 30 applied updates, or for a round. Ring 1 and ring 2: an "
+      "ideal ring all-reduce with one or two flows a network card. Asynchronous, "
+      "fair: a model in which all transfers share the links fairly. First come: this "
+      "library without a scheduler. Transfers into the server take turns there, so a "
+      "transfer from behind a slow link delays the others. MLfabric-A-30: with the "
+      "pull after the push, and with the pull at the time of the push.");
   paper_line(
       "| | ring 1 | ring 2 | asynchronous, fair | first come | MLfabric-A-30, after | with | "
       "MLfabric-S |\n|---|---|---|---|---|---|---|---|");
@@ -181,15 +180,13 @@ static void speedups(void) {
   char claim[80];
   paper_text(
       "## Table 2: speed-up over the ring\n\n"
-      "The paper divides times to an accuracy, and does not say how its ring went through the "
-      "hosts; ours "
-      "divides the time of a round, on a ring of two flows a card, by that of 30 applied updates, "
-      "pull after "
-      "the push. The printed figures do not follow from an ideal ring: with MLfabric at 1.3 s they "
-      "would "
-      "make RR-Sync slower with N1 (2.2 s) than with N2 (1.6 s), and C3, which has fewer "
-      "stragglers than "
-      "C1, better for MLfabric. What must hold is the pattern.");
+      "The paper compares times to reach an accuracy, and does not say how its ring "
+      "went through the hosts. We compare the time of a round on a ring of two flows "
+      "a card with the time of 30 applied updates, pull after the push. No ideal ring "
+      "gives the printed figures. With MLfabric at 1.3 s, RR-Sync would be slower "
+      "with N1 (2.2 s) than with N2 (1.6 s). MLfabric would gain more with C3 than "
+      "with C1, although C3 has fewer stragglers. So only the pattern can be "
+      "compared.");
   paper_table();
   for (uint32_t i = 0; i < CELLS; i++) {
     paper_case with = asynchronous(cells[i].c, cells[i].n, WORKERS);
@@ -243,7 +240,7 @@ static void times(void) {
   add("C2 / C1 at N1, MLfabric-A-30", "-", ratio(per_30(with2), per_30(with)), "x", 0, 1.1,
       "nobody waits for a straggler");
   add("C2 / C1 at N1, ring of 1 flow", "-", ratio(ring(with2, 1), ring(with, 1)), "x", 1.2,
-      NO_LIMIT, "everybody does");
+      NO_LIMIT, "all ranks wait for it");
 }
 
 /* ---- delay ---- */
@@ -276,11 +273,10 @@ static void delays(void) {
   paper_case a60 = asynchronous(&paper_c1, &paper_n1, 2ull * WORKERS);
   paper_text(
       "## The delay bound, C1-N1\n\n"
-      "The paper does not say when its workers pull. If the pull follows the end of the push, a "
-      "worker "
-      "has one update under way, no delay gets much above 30, and a bound of 60 is no bound. If "
-      "the pull is "
-      "issued with the push, the next computation overlaps with the push, and delays go up to 60.");
+      "The paper does not say when its workers pull. If a worker pulls after its push "
+      "has ended, it has one update under way. Then hardly a delay exceeds 30, and a "
+      "bound of 60 has no effect. If it pulls at the time of the push, the next "
+      "computation overlaps with the push, and delays reach 60.");
   paper_table();
   add("largest delay, bound 30, pull after", "-", (double)outcome_of(a30)->delay_max, "", 0, 29,
       "eq. 9: below the bound");
@@ -293,9 +289,8 @@ static void delays(void) {
   add("dropped, bound 60, pull with", "-", dropped(early(a60)), "%", 0, 0, "");
   add("bound 30 / bound 60, pull with: time", "-", ratio(per_30(early(a30)), per_30(early(a60))),
       "x", 1.2, 1.8,
-      "what is dropped was computed for nothing. In the paper MLfabric-A-60 is slower to its "
-      "accuracy "
-      "(1.36 against 1.74)");
+      "the computation of a dropped update is lost. In the paper MLfabric-A-60 needs "
+      "longer to its accuracy (1.36 against 1.74)");
   add("bound 30 / bound 60, pull after: time", "-", ratio(per_30(a30), per_30(a60)), "x", 0.95, 1.1,
       "no delay reaches 60");
   add("mean delay, bound 30, pull with", "-", mean_delay(early(a30)), "", 20, 28, "");
@@ -337,13 +332,12 @@ static void beyond(void) {
   static const double least[] = {800, 1000}, most[] = {1400, 1700};
   char claim[96];
   paper_text(
-      "## Beyond the paper, C1\n\nTime of 30 updates with MLfabric-A-30, pull after the push: the "
-      "paper's relays "
-      "(store and forward) or ours (cut through), its batches (every 100 ms) or ours (when the "
-      "server's link "
-      "is booked for little more than a transfer), its plans or the best of more (a first group "
-      "that starts "
-      "late, the rest sent direct).");
+      "## Beyond the paper, C1\n\n"
+      "Time of 30 updates with MLfabric-A-30, pull after the push. Relays: the "
+      "paper's (store and forward) or ours (cut through). Batches: the paper's (every "
+      "100 ms) or ours (as soon as the server's link is booked for little more than a "
+      "transfer). Plans: the paper's, or the best of more plans (a first group that "
+      "starts late, all other updates sent directly).");
   paper_table();
   for (uint32_t i = 0; i < 2; i++) {
     paper_case run[5];
@@ -358,9 +352,8 @@ static void beyond(void) {
     const char *name = network[i]->name;
     snprintf(claim, sizeof claim, "%s: the paper's relays and batches", name);
     add(claim, "-", ms[0], "ms", i ? 0 : 2160, i ? 0 : 2640,
-        "what is planned at once travels at once: batches of 1 or 2 updates and pulls, of which "
-        "hardly a group "
-        "can be made: nearly plain asynchronous SGD, and nothing says so");
+        "a batch that is planned at once has 1 or 2 updates or pulls, which hardly make "
+        "a group: this is nearly plain asynchronous SGD");
     snprintf(claim, sizeof claim, "%s: ... updates in a transfer into the server", name);
     add(claim, "-", per_transfer(run[0]), "", 0, 0, "1 is plain asynchronous SGD");
     snprintf(claim, sizeof claim, "%s: relays that cut through", name);
@@ -381,8 +374,9 @@ static void beyond(void) {
 static void lags(void) {
   static const paper_network *const network[] = {&paper_n2, &paper_skewed};
   paper_text(
-      "## Reporting lag\n\nMLfabric-A-30, C1, links change every 5 s; they are reported so much "
-      "later. Skewed: a fifth of the links at 1 Gbps, the others at 10.");
+      "## Reporting lag\n\n"
+      "MLfabric-A-30, C1. Links change every 5 s, and the scheduler hears of it after "
+      "the lag. Skewed: a fifth of the links has 1 Gbps, the others have 10.");
   paper_table();
   double more[2];
   for (uint32_t i = 0; i < 2; i++) {
@@ -392,22 +386,19 @@ static void lags(void) {
     more[i] = 100 * (ratio(per_30(late), per_30(soon)) - 1);
   }
   add("lag 2 s instead of 0.2 s, N2", "+7.6", more[0], "%", 0, 20,
-      "for 1.8 s of every 5 s plans reckon with links as they were; receivers release by what "
-      "comes, not by "
-      "the plan, so that the rest of the loss stays small");
+      "for 1.8 s of every 5 s plans use old rates; receivers release bytes by their "
+      "arrival, so the rest of the loss stays small");
   add("lag 2 s instead of 0.2 s, skewed", "+40", more[1], "%", more[0], NO_LIMIT,
-      "expected to be more than with N2: who takes a link of 1 Gbps for one of 10 is ten times "
-      "off. What is under way when "
-      "a link changes is not planned anew with either lag");
+      "expected to be more than with N2: a plan that takes a link of 1 Gbps for 10 is "
+      "ten times wrong. No lag plans a transfer under way anew");
 }
 
 /* ---- synchronous ---- */
 
 static void against_rings(void) {
   paper_text(
-      "## MLfabric-S and the ring\n\nTime of a round, 100 MB; the ring is that of two flows a "
-      "card, "
-      "as in Table 2.");
+      "## MLfabric-S and the ring\n\n"
+      "Time of a round, 100 MB. The ring has two flows a card, as in Table 2.");
   paper_table();
   double least = NO_LIMIT, most = 0;
   char text[400];
@@ -418,19 +409,17 @@ static void against_rings(void) {
     snprintf(claim, sizeof claim, "MLfabric-S / ring of 2 flows, %s-%s", cells[i].c->name,
              cells[i].n->name);
     add(claim, special ? "0.84" : "1.2 to 2", ratio(per_round(run), ring(run, 2)), "x", 0, 0,
-        special ? "does not reproduce: what is ready is moved while a straggler computes for 300 "
-                  "ms more, "
-                  "but after it the model still has to go out to 30 workers"
+        special ? "does not reproduce: ready updates move while a straggler computes for 300 ms "
+                  "more, but the model still has to go out to 30 workers afterwards"
                 : "a ring moves the fewest bytes through a card");
     double one = ratio(per_round(run), ring(run, 1));
     if (one < least) least = one;
     if (one > most) most = one;
   }
-  snprintf(
-      text, sizeof text,
-      "Until 30b33df, which brought the first figures, these rows divided by a ring of one flow "
-      "a card (first table), which is faster. So divided they would be %.2f to %.2f.",
-      least, most);
+  snprintf(text, sizeof text,
+           "Beside a ring of one flow a card (first table), which is faster, these rows are %.2f "
+           "to %.2f.",
+           least, most);
   paper_text(text);
   paper_picture("paper-rounds",
                 "A row is a setting, and a line the range that the paper gives; left of 1, a round "
@@ -444,8 +433,9 @@ static void against_trees(void) {
                                       "pipelined, both ways at once"};
   char claim[96];
   paper_text(
-      "## MLfabric-S and trees, C2-N2\n\nCommunication: a round without its slowest computation. "
-      "The tree is one of ranks (30), or of hosts (15, whose two workers add theirs first).");
+      "## MLfabric-S and trees, C2-N2\n\n"
+      "Communication: a round without its slowest computation. A tree of ranks has 30 "
+      "nodes. A tree of hosts has 15, whose two workers add their updates first.");
   paper_table();
   for (uint32_t s = 0; s < 2; s++) {
     paper_case run = synchronous(&paper_c2, &paper_n2, sizes[s]);
@@ -491,10 +481,10 @@ static void figure_8(void) {
   }
   uint64_t all = o->applied + o->groups; /* every update once, every sum once */
   paper_text(
-      "## Fig. 8: messages by the rate of the link they come in by, C2-N2\n\nMLfabric-S: updates "
-      "that an "
-      "aggregator adds up, of all transfers of updates and sums; what is left goes into the "
-      "server at 10 Gbps. Tree: all messages between hosts.");
+      "## Fig. 8: messages by the rate of the link they come in by, C2-N2\n\n"
+      "MLfabric-S: the share of updates that an aggregator adds up, of all transfers "
+      "of updates and sums. All other transfers go into the server at 10 Gbps. Tree: "
+      "all messages between hosts.");
   paper_table();
   for (uint32_t i = 1; i < LEVELS; i++) {
     snprintf(claim, sizeof claim, "MLfabric-S, into links of %.1f Gbps", paper_gbps[i]);
@@ -526,31 +516,30 @@ int main(int argc, char **argv) {
   if (paper_report_open(argv[1], argv[2])) return 1;
   paper_text(
       "# MLfabric's evaluation, in the simulator\n\n"
-      "Made by `make paper`, which runs the library itself (workers, server, scheduler, "
-      "aggregators; for §7.3 its planner alone) in its "
-      "simulator and prints the figures of MLfabric §7 beside ours. 30 workers on 15 hosts of 10 "
-      "Gbps, a "
-      "server with a host of its own and the scheduler beside it, updates of 100 MB, 100 ms to "
-      "compute "
-      "one; C1: 1 computation in 10 takes twice as long, C2: 1 in 10 four times, C3: 1 in 25 "
-      "twice; every 5 s "
-      "each link is given a rate: N1 a tenth of them 5 Gbps, N2 a tenth each 2.5, 3.3 and 5, N3 "
-      "half of them "
-      "1, else 10. Three seeds of 30 s each, after 5 s to warm up. *Expected* is what theory and a "
-      "separate, smaller model lead one to expect; **outside** "
-      "marks what does not lie in it. Nothing was tuned to fit, but for what is told at ASAP's "
-      "fig. 7.\n\nWhich ranges were written before the library ran, as far as the log of this "
-      "repository shows it: MLfabric's were committed with the program (0ad448b), before its first "
-      "figures (30b33df). With those figures, not before"
-      " them, came all ranges of *Aggregation and distribution* but those of its first two "
-      "rows, all of *Beyond the paper*, and the lower end of *lag 2 s instead of 0.2 s, N2* (it"
-      " was -2). With them, too, the ring beside MLfabric-S became that of two flows a card, "
-      "where it had been of one: that section says what one flow would give. TDF's (9f6425a), "
-      "eagerSGD's (7a29933) and ASAP's (740005a) were committed "
-      "before the first figures on this page (4922a32, and ab8bfe1 for the latter two), and "
-      "have not changed since. FluentPS's came in one commit with their figures (ff4e181); that"
-      " one was found with shorter runs is said there, and nothing shows that the others were "
-      "written before. The log cannot show that nobody had run the program before a commit.");
+      "`make paper` writes this page. It runs the library (workers, server, "
+      "scheduler, aggregators) in its simulator, and prints the figures of MLfabric "
+      "§7 beside ours. For §7.3 it runs the planner alone.\n\n"
+      "**Setting.** 30 workers run on 15 hosts of 10 Gbps. The server has a host of "
+      "its own, and the scheduler is beside it. Updates have 100 MB, and a "
+      "computation takes 100 ms. C1: 1 computation in 10 takes twice as long. C2: 1 "
+      "in 10 takes four times as long. C3: 1 in 25 takes twice as long. Every 5 s "
+      "each link gets a new rate. N1: a tenth of the links has 5 Gbps. N2: a tenth "
+      "each has 2.5, 3.3 and 5. N3: half of the links have 1. All other links have "
+      "10. Each figure comes from three seeds of 30 s, after 5 s of warming up.\n\n"
+      "**Expected** is the range that theory and a separate, smaller model give. The "
+      "word **outside** marks a figure outside its range. One task was chosen so that "
+      "it shows an effect: the text at ASAP's fig. 7 says how. Nothing else was "
+      "tuned.\n\n"
+      "**When the ranges were written**, according to the log of this repository:\n\n"
+      "- MLfabric: with the program (0ad448b), before its first figures (30b33df). "
+      "These came with the first figures: *Aggregation and distribution* from its "
+      "third row on, *Beyond the paper*, and the lower end of *lag 2 s instead of 0.2 "
+      "s, N2* (-2 before). The ring beside MLfabric-S had one flow a card before, and "
+      "has two since; that section gives both. - TDF (9f6425a), eagerSGD (7a29933), "
+      "ASAP (740005a): before the first figures of this page (4922a32 for TDF, "
+      "ab8bfe1 for the others). They have not changed since. - FluentPS: in one "
+      "commit with its figures (ff4e181). Nothing shows that its ranges were older.\n\n"
+      "The log cannot show whether somebody had run the program before a commit.");
   table_of_times();
   speedups();
   times();

@@ -472,7 +472,7 @@ static void put_overheads(const replica_table *t) {
       "missed, for the same reason: a larger Div_max does not make the sums fewer");
   add("replica on a host of its own, Div_max 30: overhead", "16", tight_apart, "min", 0, 0, "");
   add("replica on a host of its own, Div_max 600: overhead", "10", loose_apart, "min", 0, 0,
-      "what is left is the workers' links, which send everything twice");
+      "the workers' links are the rest: they send everything twice");
   add("checkpoint every 30 updates: overhead", "96", checkpoint[0], "min", 0, 77,
       "0.57 s each: 76 min in all, were nothing lost but the pauses");
   add("checkpoint every 600 updates: overhead", "6", checkpoint[1], "min", 0, 5,
@@ -507,23 +507,25 @@ int paper_replica(uint32_t seeds) {
   run_seeds = seeds;
   run_all(&t);
   paper_text(
-      "## A replica, §7.3\n\nThis section runs the planner alone, and no replica of the library's: "
-      "those get states of the shard, not updates ([decisions](decisions.md#replicas)), so these "
-      "figures say nothing about `mlfab-run --replicas`. The planner in virtual time, without "
-      "processes: transfers take as long as planned, with 10 Gbps everywhere, C1, and a delay "
-      "bound of 30. "
-      "Div_max counts updates; the server applies an update when the replica lacks at most so "
-      "many, and the runs check it. Overhead: minutes more than without, over 6 epochs, which are "
-      "8000 times 30 updates (1.28 million images, 32 to an update). Eight hosts aggregate for the "
-      "server, seven for the replica, drawn anew for each plan. The replica is on the server's "
-      "host, as in the paper, or on a host of its own.\n\n"
-      "As written: §5.3. In parts: the replica gets nothing while it lacks at most half of "
-      "Div_max, then 30 updates at a time, one a worker. A checkpoint stops the server for 0.57 s, "
-      "which is what 76 minutes for 8000 make of one. Chain replication: the replica has a host of "
-      "its own, and a push ends when the replica has the update. All ranges were written after the "
-      "program had run for the first time, and the rule of parts was found with it: parts of 16, "
-      "32 and 48 updates were tried, beginning at 0, 0.5 and 0.8 of Div_max. Beginning at 0 saved "
-      "4.5, the others 4.9 to 7.8, larger parts more.");
+      "## A replica, §7.3\n\n"
+      "This section runs the planner in virtual time, without processes. The "
+      "library's own replicas get states of the shard instead of updates "
+      "([decisions](decisions.md#replicas)), so these figures do not describe `mlfab- "
+      "run --replicas`. Transfers take as long as planned. All links have 10 Gbps, "
+      "computations follow C1, and the delay bound is 30. Div_max counts updates: the "
+      "server applies an update if the replica lacks at most so many, and each run "
+      "checks it. Overhead: additional minutes over 6 epochs of 8000 times 30 updates "
+      "(1.28 million images, 32 to an update). Eight hosts aggregate for the server, "
+      "seven for the replica, drawn anew for each plan. The replica is on the "
+      "server's host, as in the paper, or on a host of its own.\n\n"
+      "As written: §5.3. In parts: the replica gets nothing while it lacks at most "
+      "half of Div_max, then 30 updates at a time, one a worker. Checkpoints: each "
+      "stops the server for 0.57 s (76 minutes divided by 8000). Chain replication: "
+      "the replica has a host of its own, and a push ends when the replica has the "
+      "update. All ranges were written after the first run of the program. That run "
+      "also gave the rule of parts: parts of 16, 32 and 48 updates were tried, from "
+      "0, 0.5 and 0.8 of Div_max on. Beginning at 0 saved 4.5, the others saved 4.9 "
+      "to 7.8, and larger parts saved more.");
   put_bounds(&t);
   paper_table();
   put_savings(&t);

@@ -236,17 +236,17 @@ static void rows_of_tags(const study *s) {
     add_of(s, "tags alone: the same model, to the bit", "-", s->same, "", 1, 1,
            "1: it is; rounds are added in the order of ranks");
   add_of(s, "tags alone: bytes of pulls saved", "-", saved(tags.pull_raw, tags.pull_packets), "%",
-         0, 0, "a tag an element, float32; what has changed for the most part is sent dense");
+         0, 0,
+         "a tag an element, float32; a stretch that has changed for the most part is "
+         "sent dense");
   add_of(s, "zeros alone: bytes of pushes saved", "-", saved(zeros.push_raw, zeros.push_packets),
          "%", 0, 0, "a filter without threshold and halves: gradients of sparse data are sparse");
 }
 
 static const char wire[] =
-    "indices and headers counted; expected: at least the paper's. More than it has, because what "
-    "is "
-    "held back is not lost, and nothing below the threshold is sent: with random drop, as the "
-    "paper "
-    "combines them, see above";
+    "indices and headers counted; expected: at least the paper's. It is more, "
+    "because values below the threshold are kept and never sent; the rows above "
+    "combine it with random drop, as the paper does";
 
 static void rows_of_best(const study *s, const trial *t) {
   const plan *p = s->plan;
@@ -329,17 +329,18 @@ int paper_tdf(uint32_t seeds) {
   tdf_task task[TDF_TASKS];
   paper_text(
       "# TDF: bytes of pulls and pushes\n\n"
-      "Five workers and a server in the simulator, real data: logistic regression (LR) on words of "
-      "movie reviews, 18,408 features, a tenth of a worker's reviews an iteration; matrix "
-      "factorisation (MF) of 5,000 ratings, all of a worker's an iteration; a 784-128-10 network "
-      "on MNIST in the place of AlexNet, 32 images an iteration. Tables: quality (accuracy in per "
-      "cent, or RMSE), what is lost against the baseline (points, or per cent of RMSE), and what "
-      "is "
-      "saved of pulls and pushes in per cent: of values alone, of bytes with all indices and "
-      "headers, and of all that the server and the workers sent, heartbeats too. Thresholds are "
-      "divided by 1 + 0.1 ln t. With filters, pulls and pushes go in half precision."
-      " The setting in bold loses little in the mean of all seeds, on the test set, and saves "
-      "most.");
+      "Five workers and a server run in the simulator, with real data:\n\n"
+      "- LR: logistic regression on the words of movie reviews, 18,408 features; an "
+      "iteration takes a tenth of a worker's reviews. - MF: matrix factorisation of "
+      "5,000 ratings; an iteration takes all of a worker's ratings. - MNIST: a "
+      "784-128-10 network in the place of AlexNet; an iteration takes 32 images.\n\n"
+      "Tables show the quality (accuracy in per cent, or RMSE), the loss against the "
+      "baseline (points, or per cent of RMSE), and the saving of pulls and pushes in "
+      "per cent: of values alone; of bytes with all indices and headers; of all bytes "
+      "that the server and the workers sent, with heartbeats. Thresholds are divided "
+      "by 1 + 0.1 ln t. With filters, pulls and pushes have half precision. The "
+      "setting in bold loses little in the mean of all seeds, on the test set, and "
+      "saves most.");
   tdf_tasks_read(task);
   for (uint32_t i = 0; i < TDF_TASKS; i++) {
     for (uint32_t ssp = 0; ssp < 2 && !task[i].missing; ssp++)
