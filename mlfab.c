@@ -2339,19 +2339,19 @@ typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossib
 
 /* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
  * contributed to its open round. */
-typedef struct mlfab__reshard_server_clock {
+typedef struct mlfab__clock_record {
   uint32_t attempt, clock; /* clock: its number at the sender */
   uint32_t contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
   mlfab_sync consistency; /* without `size` */
   uint32_t words;
-} mlfab__reshard_server_clock;
+} mlfab__clock_record;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
 MLFAB__WIRE_DECLARE(moved)
 MLFAB__WIRE_DECLARE_LIST(adopt, uint32_t)
-MLFAB__WIRE_DECLARE_LIST(reshard_server_clock, uint32_t)
+MLFAB__WIRE_DECLARE_LIST(clock_record, uint32_t)
 #endif
 
 /* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
@@ -2670,7 +2670,7 @@ WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
   N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
   F(options, options))
-WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
+WIRE_LIST(clock_record, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
 #endif
@@ -18150,40 +18150,35 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 /* Describes a clock for the server that gets some of its slices. `words` has room for
  * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words);
+                                       mlfab__clock_record *out, uint32_t *words);
 /* Sets the bits of the workers that iterations wait for, and clears those of all others. */
 MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
 /* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
+                                       const mlfab__clock_record *clock,
+                                       const uint32_t *clock_words, const mlfab__clock_record *in,
                                        const uint32_t *words);
 /* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
 MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
+                                            const mlfab__clock_record *in, const uint32_t *words);
 /* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
                                             const uint32_t *words);
 
 /* The same for a stored clock. The first one replaces the clock of a new model. */
 MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words);
+                                              const mlfab__clock_record *in, const uint32_t *words);
 
 /* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
  * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words);
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
+                                         uint32_t n, const uint32_t *words);
 
 /* ==== core/server/clock_copy.c - the server role: clocks as records. See clock_copy.h. */
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
  * its own update before the round is closed. */
-static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
+static uint64_t copy_here(const mlfab__server *server, const mlfab__clock_record *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
@@ -18192,7 +18187,7 @@ static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_serv
 }
 
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words) {
+                                       mlfab__clock_record *out, uint32_t *words) {
   const mlfab__clock *clock = &server->clocks[g];
   memset(out, 0, sizeof *out);
   out->clock = g;
@@ -18217,9 +18212,8 @@ MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t 
 }
 
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
+                                       const mlfab__clock_record *clock,
+                                       const uint32_t *clock_words, const mlfab__clock_record *in,
                                        const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
@@ -18233,10 +18227,9 @@ MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
 }
 
 MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words) {
+                                            const mlfab__clock_record *in, const uint32_t *words) {
   uint32_t own_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock own;
+  mlfab__clock_record own;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (!server->clocks[g].used) continue;
     mlfab__clock_told(server, g, &own, own_words);
@@ -18245,8 +18238,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
   return MLFAB__CLOCKS;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
                                             const uint32_t *words) {
   uint64_t v_train = copy_here(server, in);
   uint32_t g = mlfab__clock_match(server, in, words);
@@ -18269,7 +18261,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
 }
 
 /* Takes over a whole state. */
-static void copy_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
+static void copy_take(mlfab__clock *clock, const mlfab__clock_record *in) {
   clock->sync = in->consistency;
   clock->sync.size = sizeof clock->sync;
   clock->v_train = in->v_train;
@@ -18281,7 +18273,7 @@ static void copy_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in
 }
 
 MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
+                                              const mlfab__clock_record *in,
                                               const uint32_t *words) {
   if (!first) return mlfab__clock_adopt(server, in, words);
   copy_take(&server->clocks[0], in);
@@ -18291,9 +18283,8 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words) {
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
+                                         uint32_t n, const uint32_t *words) {
   uint32_t nwords = (server->workers + 31) / 32;
   mlfab__clock_free(server);
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
@@ -47478,7 +47469,7 @@ typedef struct reshard_server_entry { /* a slice of the new store, and the bytes
 
 typedef struct reshard_server_clock { /* a clock of arriving slices */
   uint32_t from, target;
-  mlfab__reshard_server_clock state;
+  mlfab__clock_record state;
   uint32_t *words;
 } reshard_server_clock;
 
@@ -47720,12 +47711,12 @@ static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   struct mlfab__reshard_server *shift = server->move.under_way;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__reshard_server_clock state;
+    mlfab__clock_record state;
     if (!server->clocks[g].used) continue;
     mlfab__clock_told(server, g, &state, words);
     state.attempt = shift->attempt;
     MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
-                     MLFAB__RESHARD_SERVER_CLOCK, reshard_server_clock, &state, words);
+                     MLFAB__RESHARD_SERVER_CLOCK, clock_record, &state, words);
   }
 }
 
@@ -47767,8 +47758,8 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
                                      const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock state;
-  if (mlfab__decode_reshard_server_clock(frame->meta, frame->meta_bytes, &state, words))
+  mlfab__clock_record state;
+  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &state, words))
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
   state.consistency.size = sizeof state.consistency;
@@ -50615,7 +50606,7 @@ typedef struct mlfab__moment {
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers; /* NULL unless complete */
-  mlfab__reshard_server_clock clocks[MLFAB__MOMENT_CLOCKS];
+  mlfab__clock_record clocks[MLFAB__MOMENT_CLOCKS];
   uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
   mlfab__moment_room room;
   /* State of next(). */
@@ -50903,8 +50894,8 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
     case MOMENT_CLOCKS:
       record->type = MLFAB__RECORD_CLOCK;
       if (i >= moment->nclocks) return 0;
-      return mlfab__encode_reshard_server_clock(meta, &moment->clocks[i],
-                                                moment->words + i * moment->nwords);
+      return mlfab__encode_clock_record(meta, &moment->clocks[i],
+                                        moment->words + i * moment->nwords);
     case MOMENT_WORKERS:
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;
@@ -51955,7 +51946,7 @@ typedef struct mlfab__reader_item {
   union {
     mlfab__checkpoint_head head;
     mlfab__define define;
-    mlfab__reshard_server_clock clock;
+    mlfab__clock_record clock;
     mlfab__checkpoint_worker worker;
     mlfab__checkpoint_peer peer;
     mlfab__checkpoint_slice slice;
@@ -51997,8 +51988,8 @@ static const char *reader_define(const mlfab__file_record *record, mlfab__define
 
 static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__reader_item *item) {
-  mlfab__reshard_server_clock *clock = &item->is.clock;
-  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, clock, item->words))
+  mlfab__clock_record *clock = &item->is.clock;
+  if (mlfab__decode_clock_record(record->meta, record->meta_bytes, clock, item->words))
     return "a clock does not parse";
   clock->consistency.size = sizeof clock->consistency;
   if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||
@@ -52172,10 +52163,10 @@ typedef struct mlfab__restore {
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                         /* by worker */
-  int clocked;                                              /* a clock has been restored */
-  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
-  uint32_t *words, nwords;                                  /* nwords for each clock */
+  uint64_t *pushed;                                 /* by worker */
+  int clocked;                                      /* a clock has been restored */
+  mlfab__clock_record clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
+  uint32_t *words, nwords;                          /* nwords for each clock */
   uint32_t target[MLFAB__READER_CLOCKS]; /* the clock here; MLFAB__NO_SLICE: not restored yet */
 } mlfab__restore;
 
@@ -52413,7 +52404,7 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
 }
 
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
-  mlfab__reshard_server_clock *clock = &item->is.clock;
+  mlfab__clock_record *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
   /* The number of workers may have changed. The memory is zero behind the words. */
   uint32_t *to = restore->words + clock->clock * restore->nwords;
@@ -52764,7 +52755,7 @@ typedef struct mlfab__collect {
   mlfab__collect_slice *slices;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers;
-  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS];
+  mlfab__clock_record clocks[MLFAB__READER_CLOCKS];
   uint32_t *words;                /* nwords for each clock */
   uint32_t nclocks, came, npeers; /* came: number of WORKER records so far */
 } mlfab__collect;
@@ -52963,7 +52954,7 @@ static int collect_define(mlfab__collect *collect, mlfab__define *define,
 
 static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item,
                          mlfab_error *error) {
-  const mlfab__reshard_server_clock *clock = &item->is.clock;
+  const mlfab__clock_record *clock = &item->is.clock;
   if (clock->words != collect->nwords)
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
   int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);

@@ -1,6 +1,6 @@
 /* shm_memory.h - memory for other processes of the host, used by transport and collectives: core/base/shm_memory.h. */
-#ifndef MLFAB__SHM_PLACE_H
-#define MLFAB__SHM_PLACE_H
+#ifndef MLFAB__SHM_MEMORY_FILE_H
+#define MLFAB__SHM_MEMORY_FILE_H
 
 #include "../core/base/shm_memory.h"
 #include "shm_file.h"

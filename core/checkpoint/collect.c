@@ -180,7 +180,7 @@ static int collect_define(mlfab__collect *collect, mlfab__define *define,
 
 static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item,
                          mlfab_error *error) {
-  const mlfab__reshard_server_clock *clock = &item->is.clock;
+  const mlfab__clock_record *clock = &item->is.clock;
   if (clock->words != collect->nwords)
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
   int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);

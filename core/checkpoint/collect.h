@@ -53,7 +53,7 @@ typedef struct mlfab__collect {
   mlfab__collect_slice *slices;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers;
-  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS];
+  mlfab__clock_record clocks[MLFAB__READER_CLOCKS];
   uint32_t *words;                /* nwords for each clock */
   uint32_t nclocks, came, npeers; /* came: number of WORKER records so far */
 } mlfab__collect;

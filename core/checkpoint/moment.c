@@ -258,8 +258,8 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
     case MOMENT_CLOCKS:
       record->type = MLFAB__RECORD_CLOCK;
       if (i >= moment->nclocks) return 0;
-      return mlfab__encode_reshard_server_clock(meta, &moment->clocks[i],
-                                                moment->words + i * moment->nwords);
+      return mlfab__encode_clock_record(meta, &moment->clocks[i],
+                                        moment->words + i * moment->nwords);
     case MOMENT_WORKERS:
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;

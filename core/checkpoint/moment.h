@@ -45,7 +45,7 @@ typedef struct mlfab__moment {
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers; /* NULL unless complete */
-  mlfab__reshard_server_clock clocks[MLFAB__MOMENT_CLOCKS];
+  mlfab__clock_record clocks[MLFAB__MOMENT_CLOCKS];
   uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
   mlfab__moment_room room;
   /* State of next(). */

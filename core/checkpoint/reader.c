@@ -25,8 +25,8 @@ static const char *reader_define(const mlfab__file_record *record, mlfab__define
 
 static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__reader_item *item) {
-  mlfab__reshard_server_clock *clock = &item->is.clock;
-  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, clock, item->words))
+  mlfab__clock_record *clock = &item->is.clock;
+  if (mlfab__decode_clock_record(record->meta, record->meta_bytes, clock, item->words))
     return "a clock does not parse";
   clock->consistency.size = sizeof clock->consistency;
   if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||

@@ -30,7 +30,7 @@ typedef struct mlfab__reader_item {
   union {
     mlfab__checkpoint_head head;
     mlfab__define define;
-    mlfab__reshard_server_clock clock;
+    mlfab__clock_record clock;
     mlfab__checkpoint_worker worker;
     mlfab__checkpoint_peer peer;
     mlfab__checkpoint_slice slice;

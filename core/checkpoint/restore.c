@@ -226,7 +226,7 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
 }
 
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
-  mlfab__reshard_server_clock *clock = &item->is.clock;
+  mlfab__clock_record *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
   /* The number of workers may have changed. The memory is zero behind the words. */
   uint32_t *to = restore->words + clock->clock * restore->nwords;

@@ -65,10 +65,10 @@ typedef struct mlfab__restore {
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                         /* by worker */
-  int clocked;                                              /* a clock has been restored */
-  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
-  uint32_t *words, nwords;                                  /* nwords for each clock */
+  uint64_t *pushed;                                 /* by worker */
+  int clocked;                                      /* a clock has been restored */
+  mlfab__clock_record clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
+  uint32_t *words, nwords;                          /* nwords for each clock */
   uint32_t target[MLFAB__READER_CLOCKS]; /* the clock here; MLFAB__NO_SLICE: not restored yet */
 } mlfab__restore;
 

@@ -39,8 +39,8 @@
  *
  * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
  * (HALVING). */
-#ifndef MLFAB__COLLECTIVE_H
-#define MLFAB__COLLECTIVE_H
+#ifndef MLFAB__ALGORITHM_H
+#define MLFAB__ALGORITHM_H
 
 #include "../wire/peer_wire.h"
 #include "dag.h"

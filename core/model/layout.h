@@ -7,8 +7,8 @@
  * model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
-#ifndef MLFAB__SLICE_H
-#define MLFAB__SLICE_H
+#ifndef MLFAB__LAYOUT_H
+#define MLFAB__LAYOUT_H
 
 #include "../wire/wire.h"
 

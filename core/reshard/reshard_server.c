@@ -19,7 +19,7 @@ typedef struct reshard_server_entry { /* a slice of the new store, and the bytes
 
 typedef struct reshard_server_clock { /* a clock of arriving slices */
   uint32_t from, target;
-  mlfab__reshard_server_clock state;
+  mlfab__clock_record state;
   uint32_t *words;
 } reshard_server_clock;
 
@@ -261,12 +261,12 @@ static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   struct mlfab__reshard_server *shift = server->move.under_way;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__reshard_server_clock state;
+    mlfab__clock_record state;
     if (!server->clocks[g].used) continue;
     mlfab__clock_told(server, g, &state, words);
     state.attempt = shift->attempt;
     MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
-                     MLFAB__RESHARD_SERVER_CLOCK, reshard_server_clock, &state, words);
+                     MLFAB__RESHARD_SERVER_CLOCK, clock_record, &state, words);
   }
 }
 
@@ -308,8 +308,8 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
                                      const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock state;
-  if (mlfab__decode_reshard_server_clock(frame->meta, frame->meta_bytes, &state, words))
+  mlfab__clock_record state;
+  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &state, words))
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
   state.consistency.size = sizeof state.consistency;

@@ -21,8 +21,8 @@
  * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs: aggregators
  * store and forward unless `cut` is set; the components of a bundle are reserved one after another, because concurrent
  * components would count the worker's egress several times. */
-#ifndef MLFAB__LINK_H
-#define MLFAB__LINK_H
+#ifndef MLFAB__NETWORK_H
+#define MLFAB__NETWORK_H
 
 #include "../base/env.h"
 #include "../base/map.h"

@@ -3,7 +3,7 @@
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
  * its own update before the round is closed. */
-static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
+static uint64_t copy_here(const mlfab__server *server, const mlfab__clock_record *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
@@ -12,7 +12,7 @@ static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_serv
 }
 
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words) {
+                                       mlfab__clock_record *out, uint32_t *words) {
   const mlfab__clock *clock = &server->clocks[g];
   memset(out, 0, sizeof *out);
   out->clock = g;
@@ -37,9 +37,8 @@ MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t 
 }
 
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
+                                       const mlfab__clock_record *clock,
+                                       const uint32_t *clock_words, const mlfab__clock_record *in,
                                        const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
@@ -53,10 +52,9 @@ MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
 }
 
 MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words) {
+                                            const mlfab__clock_record *in, const uint32_t *words) {
   uint32_t own_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock own;
+  mlfab__clock_record own;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (!server->clocks[g].used) continue;
     mlfab__clock_told(server, g, &own, own_words);
@@ -65,8 +63,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
   return MLFAB__CLOCKS;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
                                             const uint32_t *words) {
   uint64_t v_train = copy_here(server, in);
   uint32_t g = mlfab__clock_match(server, in, words);
@@ -89,7 +86,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
 }
 
 /* Takes over a whole state. */
-static void copy_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
+static void copy_take(mlfab__clock *clock, const mlfab__clock_record *in) {
   clock->sync = in->consistency;
   clock->sync.size = sizeof clock->sync;
   clock->v_train = in->v_train;
@@ -101,7 +98,7 @@ static void copy_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in
 }
 
 MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
+                                              const mlfab__clock_record *in,
                                               const uint32_t *words) {
   if (!first) return mlfab__clock_adopt(server, in, words);
   copy_take(&server->clocks[0], in);
@@ -111,9 +108,8 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words) {
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
+                                         uint32_t n, const uint32_t *words) {
   uint32_t nwords = (server->workers + 31) / 32;
   mlfab__clock_free(server);
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;

@@ -55,7 +55,7 @@ WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
   N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
   F(options, options))
-WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
+WIRE_LIST(clock_record, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
 #endif

@@ -518,19 +518,19 @@ typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossib
 
 /* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
  * contributed to its open round. */
-typedef struct mlfab__reshard_server_clock {
+typedef struct mlfab__clock_record {
   uint32_t attempt, clock; /* clock: its number at the sender */
   uint32_t contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
   mlfab_sync consistency; /* without `size` */
   uint32_t words;
-} mlfab__reshard_server_clock;
+} mlfab__clock_record;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
 MLFAB__WIRE_DECLARE(moved)
 MLFAB__WIRE_DECLARE_LIST(adopt, uint32_t)
-MLFAB__WIRE_DECLARE_LIST(reshard_server_clock, uint32_t)
+MLFAB__WIRE_DECLARE_LIST(clock_record, uint32_t)
 #endif
 
 /* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when

@@ -168,7 +168,7 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY_LIST(RESHARD, reshard_ask, numbers)
     TRY_LIST(MOVE, move, numbers)
     TRY_LIST(RESUME, resume, numbers)
-    TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock, numbers)
+    TRY_LIST(RESHARD_SERVER_CLOCK, clock_record, numbers)
     TRY(CHECKPOINT_ASK, checkpoint_ask)
     TRY(CHECKPOINT_DONE, checkpoint_done)
     TRY(CHECKPOINT_ORDER, checkpoint_order)
@@ -442,7 +442,7 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   mlfab__resume resume = {1, 2, n};
   mlfab__freeze freeze = {1, n};
   mlfab__adopt adopt = {.attempt = 1, .slices = n, .tensors = 2, .words = n};
-  mlfab__reshard_server_clock clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
+  mlfab__clock_record clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
   mlfab__membership_list list_roll = {1, n, 0};
   for (uint32_t i = 0; i < n; i++) {
     numbers[i] = words[i] = i * 7;
@@ -461,8 +461,7 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   if (type == MLFAB__RESUME) return mlfab__encode_resume(meta, &resume, numbers);
   if (type == MLFAB__FREEZE) return mlfab__encode_freeze(meta, &freeze, numbers);
   if (type == MLFAB__ADOPT) return mlfab__encode_adopt(meta, &adopt, words);
-  if (type == MLFAB__RESHARD_SERVER_CLOCK)
-    return mlfab__encode_reshard_server_clock(meta, &clock, numbers);
+  if (type == MLFAB__RESHARD_SERVER_CLOCK) return mlfab__encode_clock_record(meta, &clock, numbers);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
   if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, tree_nodes);
   if (type == MLFAB__PLAN) return mlfab__encode_plan(meta, &plan, entries);

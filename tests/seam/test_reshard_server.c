@@ -33,7 +33,7 @@ static part parts[FRAMES]; /* the literal move of server 0's slices to the node 
 static uint32_t nparts, got, got_sums, wrong_bytes;
 static part before;   /* the last part that the node has sent */
 static int all_moved; /* the node has the slices of server 0 */
-static mlfab__reshard_server_clock the_clock;
+static mlfab__clock_record the_clock;
 
 static int update(void *user, const mlfab_update_info *info, uint32_t tensor, int32_t dtype,
                   uint64_t offset, uint64_t count, void *weights, const void *change) {
@@ -65,10 +65,9 @@ static void list_slice(uint32_t slice, uint32_t states) {
 
 /* The node has told its clock, which is the one that came, or equal. */
 static void hear_clock(const seam_heard *heard) {
-  mlfab__reshard_server_clock clock;
+  mlfab__clock_record clock;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  assert_int_equal(
-      mlfab__decode_reshard_server_clock(heard->meta, heard->meta_bytes, &clock, words), 0);
+  assert_int_equal(mlfab__decode_clock_record(heard->meta, heard->meta_bytes, &clock, words), 0);
   assert_true(clock.attempt > ATTEMPT && clock.clock == 0 && clock.words == 1 && words[0] == 0);
   assert_int_equal(clock.consistency.kind, the_clock.consistency.kind);
   assert_true(clock.v_train == 0 && clock.members == 0 && clock.contributors == 0);
@@ -206,10 +205,10 @@ static mlfab__moved move_to(uint32_t owner, uint32_t step, uint32_t attempt) {
   return moved(0);
 }
 
-static void say_clock(const mlfab__reshard_server_clock *clock, uint32_t less) {
+static void say_clock(const mlfab__clock_record *clock, uint32_t less) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX] = {0};
   seam_say(&s, FROM, MLFAB__RESHARD_SERVER_CLOCK,
-           mlfab__encode_reshard_server_clock(s.meta, clock, words) - less);
+           mlfab__encode_clock_record(s.meta, clock, words) - less);
 }
 
 static void say_part_as(const part *p, uint64_t offset, uint32_t less, int ghost) {
@@ -239,7 +238,7 @@ static void open_with(uint32_t rule, uint32_t states, int own_rule) {
   mlfab__moved m = move_to(1, MLFAB__MOVE_PREPARE, ATTEMPT);
   assert_true(m.step == MLFAB__MOVE_PREPARE && m.code == 0);
   move_to(1, MLFAB__MOVE_SEND, ATTEMPT);
-  the_clock = (mlfab__reshard_server_clock){
+  the_clock = (mlfab__clock_record){
       .attempt = ATTEMPT, .consistency = d.options.consistency, .scale = 1.0, .words = 1};
 }
 static void open_adam(int own_rule) { open_with(MLFAB_OPTIMIZER_ADAM, 2, own_rule); }
@@ -375,14 +374,14 @@ static void test_wrong_clocks(void **state) {
   (void)state;
   open_adam(0);
   for (uint32_t i = 0; i < 4; i++) {
-    mlfab__reshard_server_clock bad = the_clock;
+    mlfab__clock_record bad = the_clock;
     if (i == 1) bad.clock = 8;
     if (i == 2) bad.words++;
     if (i == 3) bad.consistency.kind = 99;
     say_clock(&bad, i == 0);
     refused("a clock", i);
   }
-  mlfab__reshard_server_clock other = the_clock;
+  mlfab__clock_record other = the_clock;
   other.attempt++; /* another attempt: ignored */
   say_clock(&other, 0);
   assert_int_equal(s.drops, 0);

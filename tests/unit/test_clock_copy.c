@@ -22,16 +22,16 @@ static void begin(uint32_t optimizer) {
   server.ngates = 1;
 }
 
-static mlfab__reshard_server_clock clock_of(uint32_t kind) {
-  mlfab__reshard_server_clock c = {.clock = 0,
-                                   .contributors = 3,
-                                   .members = 3,
-                                   .quiet = 2,
-                                   .v_train = 9,
-                                   .refused_round = 4,
-                                   .threshold = 6,
-                                   .scale = 0.5,
-                                   .words = WORDS};
+static mlfab__clock_record clock_of(uint32_t kind) {
+  mlfab__clock_record c = {.clock = 0,
+                           .contributors = 3,
+                           .members = 3,
+                           .quiet = 2,
+                           .v_train = 9,
+                           .refused_round = 4,
+                           .threshold = 6,
+                           .scale = 0.5,
+                           .words = WORDS};
   c.consistency = (mlfab_sync){.size = sizeof c.consistency, .kind = kind, .staleness = 1};
   return c;
 }
@@ -41,8 +41,8 @@ TEST(test_joins) {
   const uint32_t words[WORDS] = {5, 1}, others[WORDS] = {5, 3}, firsts[WORDS] = {4, 1};
   for (int scaled = 0; scaled < 2; scaled++) {
     begin(scaled ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
-    const mlfab__reshard_server_clock a = clock_of(MLFAB_SYNC_BSP);
-    mlfab__reshard_server_clock b = a;
+    const mlfab__clock_record a = clock_of(MLFAB_SYNC_BSP);
+    mlfab__clock_record b = a;
 #define JOINS(b, words_b) mlfab__clock_joins(&server, &a, words, &(b), words_b)
     assert_true(JOINS(b, words));
     assert_false(JOINS(b, others));
@@ -73,15 +73,15 @@ TEST(test_joins) {
 #undef JOINS
   }
   begin(MLFAB_OPTIMIZER_SGD);
-  const mlfab__reshard_server_clock a = clock_of(MLFAB_SYNC_ASYNC);
-  mlfab__reshard_server_clock b = a;
+  const mlfab__clock_record a = clock_of(MLFAB_SYNC_ASYNC);
+  mlfab__clock_record b = a;
   b.v_train = 1;
   b.members = 8;
   assert_true(mlfab__clock_joins(&server, &a, words, &b, others)); /* there are no rounds */
 }
 
-static void same_clock(uint32_t g, const mlfab__reshard_server_clock *in, const uint32_t *words) {
-  mlfab__reshard_server_clock out;
+static void same_clock(uint32_t g, const mlfab__clock_record *in, const uint32_t *words) {
+  mlfab__clock_record out;
   uint32_t out_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   mlfab__clock_told(&server, g, &out, out_words);
   assert_int_equal(out.clock, g);
@@ -100,7 +100,7 @@ static void same_clock(uint32_t g, const mlfab__reshard_server_clock *in, const 
 /* All clocks are as they were: after a restore, and at the other copy. */
 TEST(test_restored_and_mirrored) {
   const uint32_t words[3][WORDS] = {{0x80000001u, 0x81}, {6, 0}, {0, 0x40}};
-  mlfab__reshard_server_clock clocks[3];
+  mlfab__clock_record clocks[3];
   for (uint32_t i = 0; i < 3; i++) {
     clocks[i] = clock_of(i == 1 ? MLFAB_SYNC_SSP : MLFAB_SYNC_BSP);
     clocks[i].clock = 2 * i;
@@ -132,7 +132,7 @@ TEST(test_restored_and_mirrored) {
 TEST(test_adopted) {
   const uint32_t words[WORDS] = {5, 1}, others[WORDS] = {5, 3};
   begin(MLFAB_OPTIMIZER_SGD);
-  mlfab__reshard_server_clock in = clock_of(MLFAB_SYNC_BSP);
+  mlfab__clock_record in = clock_of(MLFAB_SYNC_BSP);
   (void)mlfab__clock_restore(&server, 1, &in, words);
   assert_int_equal(mlfab__clock_adopt(&server, &in, words), 0);
   assert_int_equal(server.ngates, 1);
@@ -140,14 +140,14 @@ TEST(test_adopted) {
   assert_int_equal(mlfab__clock_adopt(&server, &in, others), 1);
   same_clock(1, &in, others);
   same_clock(0,
-             &(mlfab__reshard_server_clock){.contributors = 3,
-                                            .members = 3,
-                                            .quiet = 2,
-                                            .v_train = 9,
-                                            .refused_round = 4,
-                                            .threshold = 6,
-                                            .scale = 0.5,
-                                            .consistency = in.consistency},
+             &(mlfab__clock_record){.contributors = 3,
+                                    .members = 3,
+                                    .quiet = 2,
+                                    .v_train = 9,
+                                    .refused_round = 4,
+                                    .threshold = 6,
+                                    .scale = 0.5,
+                                    .consistency = in.consistency},
              words);
   assert_true(server.untidy);
   /* Without rounds the version is that of the slowest here. The round that was refused there means nothing here. */

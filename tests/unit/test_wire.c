@@ -54,7 +54,7 @@ MLFAB__SCHED_LISTS(LIST_FUNCTIONS)
 MLFAB__COLL_LISTS(LIST_FUNCTIONS)
 MLFAB__RESHARD_LISTS(LIST_FUNCTIONS)
 LIST_FUNCTIONS(adopt, uint32_t)
-LIST_FUNCTIONS(reshard_server_clock, uint32_t)
+LIST_FUNCTIONS(clock_record, uint32_t)
 CODEC_FUNCTIONS(moved)
 CODEC_FUNCTIONS(peer_state)
 CODEC_FUNCTIONS(barrier_state)
@@ -147,7 +147,7 @@ static const codec codecs[] = {
     CODEC_LIST(move, 3 * 4, slices, uint32_t, 2, MLFAB__SLICES_MAX),
     CODEC_LIST(resume, 3 * 4, slices, uint32_t, 2, MLFAB__SLICES_MAX),
     CODEC_LIST(adopt, 188, words, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX),
-    CODEC_LIST(reshard_server_clock, 108, words, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX),
+    CODEC_LIST(clock_record, 108, words, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX),
     CODEC_LIST(membership_list, 3 * 4, members, mlfab__membership_member, 40,
                MLFAB__MEMBERSHIP_MEMBERS_MAX),
     CODEC_LIST(membership_owed, 9 * 4 + 3 * 8 + 4, counts, uint64_t, 8,
