@@ -162,7 +162,7 @@ static uint64_t checkpoint_deadline(const void *self) {
 static void checkpoint_free(void *self) {
   mlfab__checkpoint *c = self;
   if (!c->node) return;
-  mlfab__restore_free(&c->restore);
+  mlfab__restore_stop(&c->restore);
   mlfab__writer_free(&c->writer);
   if (c->lead) mlfab__lead_free(c->lead);
   mlfab__free(&c->node->env, c->lead, sizeof *c->lead);

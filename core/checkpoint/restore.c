@@ -48,10 +48,6 @@ MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
   restore_end(restore);
 }
 
-MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore) {
-  if (restore->env && restore->server) mlfab__restore_stop(restore);
-}
-
 /* --- errors --- */
 
 static void restore_refuse(mlfab__restore *restore, int code, const char *text) {

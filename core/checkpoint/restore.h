@@ -74,7 +74,6 @@ typedef struct mlfab__restore {
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
                                          struct mlfab__server *server, mlfab__filer *filer);
-MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore);
 /* Starts when worker 0 has defined a model. Returns 1: the model will be restored (perhaps this is under way); 0: no
  * directory. */
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);

@@ -163,7 +163,7 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
   if (repeated && writer->phase != MLFAB__WRITER_IDLE) return;
   if (repeated) {
     writer->done(writer->self, &writer->answer);
-  } else if (writer->phase != MLFAB__WRITER_IDLE || writer->filer->busy) {
+  } else if (writer->phase != MLFAB__WRITER_IDLE) {
     writer_refuse(writer, order, MLFAB_ERR_AGAIN, "is still writing another checkpoint");
   } else if (server->phase != MLFAB__MODEL_STANDS) {
     writer_refuse(writer, order, MLFAB_ERR_STATE, "has no model");

@@ -260,8 +260,7 @@ static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header
 /* Is the first frame after the proof the frame that the challenge announced, from that node? */
 static int guard_is_announced(const mlfab__link *link, const mlfab__header *header) {
   const mlfab__challenge *c = &link->session->challenge;
-  return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
-         header->type == MLFAB__REFUSE || header->type == MLFAB__BYE ||
+  return link->kind != MLFAB__LINK_NEW || !link->called ||
          (header->type == c->first && header->sender == c->node);
 }
 

@@ -391,19 +391,16 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
   mlfab__env *env = server->env;
   mlfab__keeper *keeper = mlfab__alloc(env, sizeof *keeper);
   if (!keeper) return MLFAB_ERR_MEMORY;
-  memset(keeper, 0, sizeof *keeper);
   server->keeping = keeper;
   keeper->div_max = div_max;
   keeper->sent = mlfab__alloc_array(env, server->workers, sizeof *keeper->sent);
   keeper->has = mlfab__alloc_array(env, server->workers, sizeof *keeper->has);
   keeper->told = mlfab__alloc_array(env, server->workers, sizeof *keeper->told);
   keeper->asked = mlfab__alloc(env, server->workers);
-  if (keeper->asked) memset(keeper->asked, 0, server->workers);
   if (!keeper->sent || !keeper->has || !keeper->told || !keeper->asked) {
     keeper_free(server);
     return MLFAB_ERR_MEMORY;
   }
-  memset(keeper->told, 0, server->workers * sizeof *keeper->told);
   mlfab__divergence_init(&keeper->ledger, 0.0, div_max, 0, 0.0);
   server->keeper = &hooks;
   server->measures = 1;

@@ -365,6 +365,7 @@ static void same_state(const stream *a, const stream *b) {
   static stream x, y;
   lay_out(a, one, &x);
   lay_out(b, other, &y);
+  assert_int_equal(a->letters[0].head.history, b->letters[0].head.history);
   assert_int_equal(x.n, y.n);
   for (uint32_t i = 0; i < x.n; i++) {
     const letter *l = &x.letters[i], *m = &y.letters[i];

@@ -377,6 +377,26 @@ static void test_one_far_ahead(void **state) {
   assert_true(seam_stats(&s).rounds < 10);
 }
 
+/* PSSP with alpha 0 pauses with the chance |g| / |w|, where w has g already: zeros pause nobody, not even in a model of
+ * zeros. A push that is all of the model, or takes all of it back, always pauses; a tiny one almost never. */
+static void test_significance(void **state) {
+  static const struct {
+    float value;
+    int waits;
+  } pushes[] = {{0, 0},     {0x1p-6f, 1}, {0x1p-20f, 0}, {-0x1p-6f - 0x1p-20f, 1},
+                {1e30f, 1}, {1, 0},       {0, 0}};
+  mlfab__define d = seam_model(MLFAB_SYNC_PSSP_DYNAMIC, 0);
+  float values[16];
+  (void)state;
+  start(&d);
+  for (uint32_t i = 0; i < sizeof pushes / sizeof *pushes; i++) {
+    for (uint32_t k = 0; k < 16; k++) values[k] = pushes[i].value;
+    say_push(0, update(i + 1, i, 64, 64), values, 64);
+    assert_int_equal(acknowledged(0).code, 0);
+    assert_int_equal(ask_state(0).waits, pushes[i].waits);
+  }
+}
+
 /* Two of three pushes close a round. The former process's decided updates count for the open round, but not
  * for later rounds that it had pushed into (with another model). The new process is past those rounds
  * because it was dropped from them at another server. */
@@ -548,6 +568,7 @@ int main(void) {
       THREE(test_new_process_enters_round),
       THREE(test_withdrawn_in_order),
       THREE(test_one_far_ahead),
+      ONE(test_significance),
       THREE(test_tally),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

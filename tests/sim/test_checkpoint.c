@@ -391,6 +391,23 @@ static void test_failures(void **state) {
   close_fabric();
 }
 
+/* The second shard of the newest checkpoint is damaged: the older one is loaded, from its first shard on. */
+static void test_damaged_shard(void **state) {
+  (void)state;
+  OPEN(.workers = 2, .servers = 2);
+  start_new();
+  for (uint64_t i = 0; i < 2; i++) {
+    push(0, i);
+    save(0);
+  }
+  close_fabric();
+  disk_file(disk, "00000002-1-of-2.shard")->data[100] ^= 1;
+  OPEN(.workers = 2, .servers = 2);
+  start_restored();
+  assert_int_equal(restored(), 1);
+  close_fabric();
+}
+
 /* A disk is full for a while. An attempt that fails leaves nothing. Files of a process that was killed go before the next
  * attempt, which would not fit beside them. */
 static void test_full_disk(void **state) {
@@ -743,6 +760,7 @@ int main(void) {
       SCENE(test_directories),       SCENE(test_history_of_a_copy),
       SCENE(test_histories),         SCENE(test_one_history),
       SCENE(test_disagree),          SCENE(test_asker_dies),
+      SCENE(test_damaged_shard),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

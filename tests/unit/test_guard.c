@@ -641,6 +641,67 @@ TEST(test_forged) {
   net_close();
 }
 
+/* A link of a process that has the key and has announced HELLO from this node. Its frames need no tags. */
+static uint32_t dial_proven(uint32_t node) {
+  mlfab_io_event e;
+  mlfab__challenge c;
+  mlfab__answer answer;
+  mlfab__proof proof;
+  mlfab__session session;
+  mlfab__fabric_keys keys;
+  const char *why;
+  uint8_t meta[MLFAB__KEYS_META];
+  memset(&e, 0, sizeof e);
+  e.kind = MLFAB_IO_UP;
+  e.link = new_link(OUTSIDE, 0);
+  e.caps = MLFAB_CAP_VOUCHED;
+  post(0, e);
+  assert_int_equal(mlfab__keys_parse(KEY, &keys, &why), 0);
+  memset(&c, 0, sizeof c);
+  c.node = node;
+  c.roles = MLFAB_ROLE_WORKER;
+  c.epoch = 1;
+  c.first = MLFAB__HELLO;
+  c.of = MLFAB_ROLE_SERVER;
+  c.vouched = 1;
+  memcpy(c.keys, keys.name, sizeof c.keys);
+  say(e.link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
+  assert_int_equal(n.heard_type, MLFAB__ANSWER);
+  memset(&answer, 0, sizeof answer);
+  uint32_t bytes = mlfab__encode_answer(meta, &answer);
+  assert_int_equal(mlfab__decode_answer(n.last + MLFAB_HEADER_BYTES, bytes, &answer), 0);
+  mlfab__session_derive(&session, keys.key[0], &c, &answer, 0);
+  proof.challenge = c;
+  memcpy(proof.proof, session.own, sizeof proof.proof);
+  say(e.link, MLFAB__PROOF, 0, meta, mlfab__encode_proof(meta, &proof));
+  assert_true(n.link[e.link].up);
+  n.heard = 0;
+  return e.link;
+}
+
+/* A process with the key begins with another frame than its challenge has announced: its link is given up unheard. */
+TEST(test_not_announced) {
+  static const uint8_t first[] = {MLFAB__JOIN, MLFAB__HEARTBEAT, MLFAB__REFUSE, MLFAB__BYE,
+                                  MLFAB__HELLO};
+  uint8_t meta[256];
+  const mlfab__hello hello = {.node = 1, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
+  uint32_t bytes = mlfab__encode_hello(meta, &hello);
+  net_begin(12);
+  for (int i = 0; i < NODES; i++) net_open(i, KEY);
+  assert_int_equal(join(), 0);
+  define();
+  for (size_t i = 0; i < sizeof first; i++) {
+    uint64_t before = refused();
+    uint32_t link = dial_proven(first[i] == MLFAB__HELLO ? 2 : 1);
+    say(link, first[i], 0, meta, bytes); /* from node 1 */
+    assert_false(n.link[link].up);
+    assert_int_equal(n.heard, 0);
+    assert_int_equal(refused(), before + 1);
+  }
+  work();
+  net_close();
+}
+
 /* A recorded conversation is worthless on a new link. */
 TEST(test_replayed_proof) {
   static mlfab_io_event kept[3];

@@ -610,6 +610,31 @@ CASE(test_requests) {
   assert_int_equal(f.answer.servers, SERVERS);
 }
 
+/* The directory does not answer in time, neither with its list nor about a file of a dead attempt. */
+TEST(test_directory_too_slow) {
+  static const char *const whys[] = {"server 0 has not listed the directory in time",
+                                     "server 0 has not removed the files of failed checkpoints in "
+                                     "time"};
+  for (int clears = 0; clears < 2; clears++) {
+    begin();
+    init();
+    add("checkpoint-00000001-0-of-2.shard", OURS, LEADER + 1);
+    ask(1, 1, 2);
+    if (clears) operate();
+    assert_int_equal(f.lead.phase, clears ? MLFAB__LEAD_CLEARS : MLFAB__LEAD_LISTS);
+    assert_true(f.filer.busy);
+    assert_int_equal(mlfab__lead_deadline(&f.lead), f.node.now_ns + TIMEOUT);
+    mlfab__lead_tick(&f.lead, f.node.now_ns + TIMEOUT - 1);
+    assert_int_equal(f.answers, 0);
+    mlfab__lead_tick(&f.lead, f.node.now_ns + TIMEOUT);
+    assert_int_equal(f.answers, 1);
+    assert_int_equal(f.answer.code, MLFAB_ERR_TIMEOUT);
+    assert_string_equal(f.answer.text, whys[clears]);
+    run();
+    end();
+  }
+}
+
 /* By itself: each time so many commits have passed, unless one is under way. */
 TEST(test_by_itself) {
   begin();

@@ -902,4 +902,33 @@ TEST(test_finishing) {
   }
 }
 
+/* A new stream begins, and its mark comes before its records: the standby takes nothing, as it would be half a state. */
+TEST(test_mark_too_early) {
+  mlfab__mirror_frame head = {0};
+  mirrored_open(2, 1);
+  for (uint32_t i = 0; i < 2; i++) come(i);
+  settle_mirrored();
+  uint64_t got = other()->mirror.got;
+  assert_true(got > 0);
+  line_cut(serving());
+  line_up(serving());
+  look_at_both();
+  while (line_send(serving())) continue;
+  line *l = &serving()->to;
+  assert_int_equal(line_arrive(serving()), 1); /* it begins */
+  for (;; l->begin++, l->count--) {
+    unsigned at = l->begin % ROOM;
+    assert_true(l->count > 0);
+    assert_int_equal(
+        mlfab__decode_mirror_frame(l->frames[at].meta, MLFAB__MIRROR_FRAME_BYTES, &head), 0);
+    if (head.part != MLFAB__MIRROR_MARK) continue;
+    const mlfab__frame_in in = {l->frames[at].type, l->frames[at].bytes, 0, l->frames[at].meta,
+                                NULL};
+    assert_int_equal(mlfab__mirror_hear(&other()->mirror, &in, w->now, BEAT), MLFAB_ERR_FRAME);
+    break;
+  }
+  assert_true(other()->mirror.got == got);
+  mirrored_close();
+}
+
 TESTS(NULL, NULL)

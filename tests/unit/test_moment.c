@@ -73,6 +73,7 @@ static void reader_pin(reader *r, shard *s, const picture *before) {
   r->kind = MLFAB__IMAGE_KINDS;
   picture_take(&s->server, &r->was);
   assert_int_equal(mlfab__moment_pin(&r->moment, &s->env, &s->server, r->since), 0);
+  assert_null(r->moment.window); /* the host's memory needs no copy */
   assert_int_equal(r->moment.at, r->was.at);
 }
 
