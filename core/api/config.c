@@ -27,8 +27,7 @@ typedef struct config_setting {
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
   uint64_t low, high;
-  const mlfab__word *words;               /* or NULL */
-  const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
+  const mlfab__word *words; /* or NULL */
   const char *meaning;
 } config_setting;
 
@@ -39,17 +38,17 @@ typedef struct config_setting {
         (uint16_t)sizeof(((mlfab_##type *)0)->member), __VA_ARGS__ \
   }
 #define CONFIG_U(name, type, member, low, high, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, NULL, meaning)
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, meaning)
 #define CONFIG_W(name, type, member, low, high, meaning, ...) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), NULL, meaning)
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), meaning)
 #define CONFIG_R(name, type, member, high, meaning) \
-  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, NULL, meaning)
-#define CONFIG_N(name, type, member, word_of, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, 1, 0, NULL, word_of, meaning)
+  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, meaning)
 #define CONFIG_T(name, type, member, kind, meaning) \
-  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, NULL, meaning)
+  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, meaning)
 #define CONFIG_TIME(name, member, low, meaning) \
-  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, NULL, meaning)
+  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, meaning)
+#define CONFIG_OPTIMIZER(kind, name, ...) {#name, MLFAB_OPTIMIZER_##kind},
+#define CONFIG_SYNC(kind, name, ...) {#name, MLFAB_SYNC_##kind},
 enum { CONFIG_MS = 1000000 };
 #define CONFIG_HUGE UINT64_MAX
 #define CONFIG_INF 0
@@ -118,13 +117,15 @@ static const config_setting config_settings[] = {
 };
 
 static const config_setting config_model[] = {
-    CONFIG_N("optimizer", model_options, optimizer, mlfab__optimizer_name, "rule of updates"),
+    CONFIG_W("optimizer", model_options, optimizer, 1, 0, "rule of updates",
+             MLFAB__OPTIMIZERS(CONFIG_OPTIMIZER){NULL, 0}),
     CONFIG_R("gamma", model_options, gamma, 1, "momentum, nesterov; below 1"),
     CONFIG_R("beta1", model_options, beta1, 1, "adam, lion: decay of the mean; below 1"),
     CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop, lion: decay; below 1"),
     CONFIG_R("epsilon", model_options, epsilon, CONFIG_HUGE, "added to divisors"),
     CONFIG_R("weight_decay", model_options, weight_decay, CONFIG_HUGE, "decay of weights"),
-    CONFIG_N("consistency", model_options, consistency.kind, mlfab__sync_name, "when a pull waits"),
+    CONFIG_W("consistency", model_options, consistency.kind, 1, 0, "when a pull waits",
+             MLFAB__SYNCS(CONFIG_SYNC){NULL, 0}),
     CONFIG_U("staleness", model_options, consistency.staleness, 0, INT64_MAX, "iterations ahead"),
     CONFIG_U("need", model_options, consistency.need, 1, 65536, "drop: pushes of a round"),
     CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
@@ -279,10 +280,8 @@ static int config_real(const config_setting *s, const char *name, const char *te
 
 /* Word i of a setting and its value, or NULL. */
 static const char *config_word_at(const config_setting *s, uint32_t i, uint64_t *value_p) {
-  if (s->words) return *value_p = s->words[i].value, s->words[i].word;
-  const char *word = s->word_of ? s->word_of(i) : "unknown";
-  *value_p = i;
-  return strcmp(word, "unknown") != 0 ? word : NULL;
+  *value_p = s->words ? s->words[i].value : 0;
+  return s->words ? s->words[i].word : NULL;
 }
 
 /* One of the words, or a number where the setting has a range. */
@@ -295,7 +294,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
     if (!strcmp(text, word)) return 0;
     snprintf(want + at, sizeof want - at, " %s", word);
   }
-  if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
+  if (!strcmp(s->name, "optimizer") && !strcasecmp(text, "adamw"))
     snprintf(want + strlen(want), sizeof want - strlen(want),
              ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);

@@ -3,6 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* setenv */
 #endif
+#include "core/model/options.h"
 #include "mlfab.h"
 
 #include <math.h>
@@ -541,6 +542,20 @@ TEST(test_setting_names) {
   assert_null(mlfab_setting_name(UINT32_MAX));
 }
 
+/* Does one of the three structs take this value? */
+static int taken(const char *name, const char *value) {
+  mlfab_config c;
+  mlfab_model_options o;
+  mlfab_filter f = {.size = sizeof f};
+  mlfab_config_init(&c);
+  mlfab_model_options_init(&o);
+  return !mlfab_config_set(&c, name, value, NULL) ||
+         !mlfab_model_options_set(&o, name, value, NULL) ||
+         !mlfab_filter_set(&f, name, value, NULL);
+}
+
+#define WORD(kind, name, ...) " " #name
+
 /* The texts that a setting takes, its default, its meaning: each is there, and the default is a value that it takes. */
 TEST(test_setting_texts) {
   static const char *const rows[][3] = {
@@ -555,7 +570,8 @@ TEST(test_setting_texts) {
       {"job", "a text", "mlfab"},
       {"key", "a text", "-"},
       {"div_max", "a number from 0 on (or inf)", "0"},
-      {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad nesterov lion", "sgd"},
+      {"optimizer", "one of:" MLFAB__OPTIMIZERS(WORD), "sgd"},
+      {"consistency", "one of:" MLFAB__SYNCS(WORD), "async"},
       {"beta2", "a number from 0 to 1", "0.999"},
       {"filter_half", "one of: none f16 bf16", "none"}};
   const char *name;
@@ -567,6 +583,8 @@ TEST(test_setting_texts) {
     assert_non_null(meaning);
     assert_true(value > text && meaning > value + 1 && strlen(meaning) > 4 &&
                 !strchr(meaning + 1, '\t'));
+    snprintf(wanted, sizeof wanted, "%.*s", (int)(meaning - value - 1), value + 1);
+    if (strcmp(wanted, "-") != 0 && !taken(name, wanted)) fail_msg("%s: not %s", name, wanted);
     for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
       if (strcmp(rows[k][0], name) != 0) continue;
       snprintf(wanted, sizeof wanted, "%s\t%s\t", rows[k][1], rows[k][2]);
@@ -709,9 +727,8 @@ TEST(test_model_and_filter) {
   assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_SGD);
   setenv("MLFAB_OPTIMIZER", "AdamW", 1);
   assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
-  assert_string_equal(error.text,
-                      "MLFAB_OPTIMIZER='AdamW': not one of: sgd momentum adadelay adam rmsprop "
-                      "adagrad nesterov lion. AdamW is adam with a weight_decay above 0");
+  assert_string_equal(error.text, "MLFAB_OPTIMIZER='AdamW': not one of:" MLFAB__OPTIMIZERS(
+                                      WORD) ". AdamW is adam with a weight_decay above 0");
   static const char *const names_set[] = {"MLFAB_OPTIMIZER", "MLFAB_CONSISTENCY",
                                           "MLFAB_FILTER_DECAY", "MLFAB_FILTER_THRESHOLD"};
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);
