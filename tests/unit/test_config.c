@@ -131,6 +131,10 @@ TEST(test_each) {
   assert_string_equal(c.resume, "/here");
   assert_int_equal(c.checkpoint_commits, 50);
   assert_int_equal(c.checkpoint_keep, 3);
+  FILL("MLFAB_TRANSPORT=mpi");
+  assert_int_equal(c.transports, MLFAB_USE_MPI);
+  FILL("MLFAB_TRANSPORT=mpi+shm");
+  assert_int_equal(c.transports, MLFAB_USE_MPI | MLFAB_USE_SHM);
   FILL("MLFAB_SCHEDULER=none");
   assert_int_equal(c.scheduler, MLFAB_SCHEDULER_NONE);
 }
@@ -563,7 +567,6 @@ TEST(test_setting_texts) {
       {"timeout_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "300000ms"},
       {"metrics_ms", "a time from 10ms to 24h (ns, us, ms, s, min, h)", "1000ms"},
       {"plan_ahead_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "-"},
-      {"transport", "one of: auto tcp shm mpi mpi+shm", "auto"},
       {"role", "one of: worker server scheduler replica", "-"},
       {"payload_crc", "one of: 0 1", "1"},
       {"delay_bound", "a whole number in 1..18446744073709551614", "none"},
@@ -583,6 +586,13 @@ TEST(test_setting_texts) {
     assert_non_null(meaning);
     assert_true(value > text && meaning > value + 1 && strlen(meaning) > 4 &&
                 !strchr(meaning + 1, '\t'));
+    /* The role of a server needs `dedicated`. */
+    if (!strncmp(text, "one of: ", 8) && strcmp(name, "role") != 0) {
+      for (const char *word = text + 8; word < value; word += strcspn(word, " \t") + 1) {
+        snprintf(wanted, sizeof wanted, "%.*s", (int)strcspn(word, " \t"), word);
+        if (!taken(name, wanted)) fail_msg("%s: not %s", name, wanted);
+      }
+    }
     snprintf(wanted, sizeof wanted, "%.*s", (int)(meaning - value - 1), value + 1);
     if (strcmp(wanted, "-") != 0 && !taken(name, wanted)) fail_msg("%s: not %s", name, wanted);
     for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
