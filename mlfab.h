@@ -1277,11 +1277,11 @@ enum mlfab_algorithm {
   MLFAB_ALGORITHM_HALVING = 2,  /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
   MLFAB_ALGORITHM_TREE = 4,     /* binomial tree up and down */
-  /* For allreduces that are not `ordered` (MLfabric §6): up a tree to a root drawn from the seed, then down a tree. The
-   * scheduler chooses the trees by link capacity. Each worker sends and receives the array once; two more round trips;
-   * an aggregator buffers up to 4 MiB of early data. As AUTO with two workers, or without an answer of a scheduler for
-   * a heartbeat. */
-  MLFAB_ALGORITHM_PLANNED = 5
+  /* Allreduces that are not `ordered` (MLfabric §6): up a tree to a root drawn by seed, and down a tree. The scheduler
+   * chooses them by link capacity. A worker sends and receives the array once; two more round trips; an aggregator
+   * buffers up to 4 MiB of early data. As AUTO with two workers, or if no scheduler answers for a heartbeat. */
+  MLFAB_ALGORITHM_PLANNED = 5,
+  MLFAB_ALGORITHM_COUNT /* no algorithm: their number */
 };
 
 /* A user's reducer: inout = in o inout, for `count` elements of element_bytes each, both aligned to 8 bytes or to the

@@ -51,7 +51,7 @@ typedef struct mlfab_partial_options {
   uint32_t results;   /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
   uint32_t queue_max; /* 0: 8 */
   uint32_t op; /* MLFAB_OP_SUM or MLFAB_OP_MEAN (divided by the number of workers that take part) */
-  uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
+  uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_*, but not PLANNED */
   /* 1: a contribution with NaN or infinity is refused (NOT_FINITE); nothing has changed */
   uint32_t refuse_nan;
   uint64_t seed;       /* draws the worker of MAJORITY, and who counts a QUORUM; 0: the config's */

@@ -3,30 +3,7 @@
 
 #include "../node/node.h"
 
-MLFAB_API void mlfab_config_init(mlfab_config *config) {
-  if (!config) return;
-  memset(config, 0, sizeof *config);
-  config->size = sizeof *config;
-  mlfab_schedule_init(&config->schedule);
-}
-
-MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
-  if (!schedule) return;
-  memset(schedule, 0, sizeof *schedule);
-  schedule->size = sizeof *schedule;
-  schedule->delay_bound = MLFAB_UNBOUNDED;
-}
-
 #define COMPLETE_DEFAULT(member, standard) ((member) = (member) ? (member) : (standard))
-
-/* Returns 1 if every text is terminated. */
-static int complete_texts_end(const mlfab_config *c) {
-#define ENDS(member) (memchr(c->member, 0, sizeof c->member) != NULL)
-  return ENDS(coordinator) && ENDS(job) && ENDS(listen) && ENDS(ifname) && ENDS(key) &&
-         ENDS(key_file) && ENDS(checkpoint_dir) && ENDS(resume) && ENDS(log) && ENDS(metrics) &&
-         ENDS(trace) && ENDS(vote_dir);
-#undef ENDS
-}
 
 /* Checks the members about the scheduler. Returns the fault, or NULL. */
 static const char *complete_check_scheduler(mlfab_config *c) {
@@ -130,24 +107,16 @@ static const char *complete_check_roles(mlfab_config *c) {
   return NULL;
 }
 
-/* The members of every process, with their defaults. */
+/* The members of every process, with the defaults of those that are no settings. */
 static const char *complete_check_members(mlfab_config *config) {
-  if (!complete_texts_end(config))
-    return "a text of the configuration has no terminating zero byte";
-  COMPLETE_DEFAULT(config->workers, 1);
-  COMPLETE_DEFAULT(config->servers, 1);
-  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
-  COMPLETE_DEFAULT(config->timeout_ns, 300000000000u);
-  COMPLETE_DEFAULT(config->heartbeat_ns, 500000000u);
-  COMPLETE_DEFAULT(config->silent_death_ns, 30000000000u);
+  const char *wrong = mlfab__config_members(config);
+  if (wrong) return wrong;
   COMPLETE_DEFAULT(config->spin_ns, 20000);
-  COMPLETE_DEFAULT(config->seed, 1);
   COMPLETE_DEFAULT(config->chunk_bytes, 262144);
   COMPLETE_DEFAULT(config->eager_bytes, 262144);
   COMPLETE_DEFAULT(config->block_bytes, 1048576);
   COMPLETE_DEFAULT(config->merge_max, 128);
   COMPLETE_DEFAULT(config->model_max_bytes, (uint64_t)64 << 30);
-  COMPLETE_DEFAULT(config->metrics_ns, 1000000000u);
   if (config->heartbeat_ns < 1000000) return "heartbeat_ns is below 1 ms";
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
     return "chunk_bytes must be a multiple of 64, at most 1 MiB";

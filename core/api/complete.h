@@ -7,6 +7,8 @@
 /* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
+/* Sets members that are 0 to the defaults of their settings. Returns the fault of a text, or NULL. */
+MLFAB__INTERNAL const char *mlfab__config_members(mlfab_config *config);
 /* Returns the setting of which `name` is a misspelling, or which sets the member `name`; NULL if there is none near. */
 MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name);
 /* Finds the next variable, from *at_p on, that begins with MLFAB_, that no code reads, and that resembles a setting.

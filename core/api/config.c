@@ -1,4 +1,4 @@
-/* config.c - fills a configuration from the environment, which no other file reads.
+/* config.c - the settings; fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: the caller's values, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Then
  * the launcher's rank and size follow (Open MPI, PMI, and Slurm inside a step). Last is a rank alone (PMIx, an indexed
@@ -27,29 +27,29 @@ typedef struct config_setting {
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
   uint64_t low, high;
-  const mlfab__word *words;               /* or NULL */
-  const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
+  const mlfab__word *words; /* or NULL */
   const char *meaning;
+  const char *standard; /* its default, as a text, or NULL */
 } config_setting;
 
 #define CONFIG_WORDS(...) ((const mlfab__word[]){__VA_ARGS__, {NULL, 0}})
-#define CONFIG_ROW(name, kind, type, member, ...)                  \
-  {                                                                \
-    name, kind, (uint16_t)offsetof(mlfab_##type, member),          \
-        (uint16_t)sizeof(((mlfab_##type *)0)->member), __VA_ARGS__ \
+#define CONFIG_ROW(name, kind, type, member, low, high, words, ...)                             \
+  {                                                                                             \
+    name, kind, (uint16_t)offsetof(mlfab_##type, member),                                       \
+        (uint16_t)sizeof(((mlfab_##type *)0)->member), low, high, words, .meaning = __VA_ARGS__ \
   }
-#define CONFIG_U(name, type, member, low, high, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, NULL, meaning)
+#define CONFIG_U(name, type, member, low, high, ...) \
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, __VA_ARGS__)
 #define CONFIG_W(name, type, member, low, high, meaning, ...) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), NULL, meaning)
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), meaning)
 #define CONFIG_R(name, type, member, high, meaning) \
-  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, NULL, meaning)
-#define CONFIG_N(name, type, member, word_of, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, 1, 0, NULL, word_of, meaning)
-#define CONFIG_T(name, type, member, kind, meaning) \
-  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, NULL, meaning)
-#define CONFIG_TIME(name, member, low, meaning) \
-  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, NULL, meaning)
+  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, meaning)
+#define CONFIG_T(name, type, member, kind, ...) \
+  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, __VA_ARGS__)
+#define CONFIG_TIME(name, member, low, ...) \
+  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, __VA_ARGS__)
+#define CONFIG_OPTIMIZER(kind, name, ...) {#name, MLFAB_OPTIMIZER_##kind},
+#define CONFIG_SYNC(kind, name, ...) {#name, MLFAB_SYNC_##kind},
 enum { CONFIG_MS = 1000000 };
 #define CONFIG_HUGE UINT64_MAX
 #define CONFIG_INF 0
@@ -64,24 +64,24 @@ static const config_setting config_others[] = {
 };
 
 static const config_setting config_settings[] = {
-    CONFIG_U("workers", config, workers, 1, 65536, "workers at the beginning"),
+    CONFIG_U("workers", config, workers, 1, 65536, "workers at the beginning", "1"),
     CONFIG_U("workers_max", config, workers_max, 1, 65536, "most workers at a time"),
     CONFIG_U("join", config, join, 0, 1, "1: joins a fabric that runs"),
-    CONFIG_U("servers", config, servers, 1, 4096, "servers at the beginning"),
+    CONFIG_U("servers", config, servers, 1, 4096, "servers at the beginning", "1"),
     CONFIG_U("servers_max", config, servers_max, 1, 4096, "most servers at a time"),
     CONFIG_U("dedicated", config, dedicated, 0, 1, "1: servers are processes of their own"),
     CONFIG_U("allow_insecure", config, allow_insecure, 0, 1, "1: TCP works without a key"),
     CONFIG_U("order_by_rate", config, order_by_rate, 0, 1, "1: fast hosts come first in a ring"),
     CONFIG_T("coordinator", config, coordinator, CONFIG_TEXT, "address of server 0"),
-    CONFIG_T("job", config, job, CONFIG_TEXT, "name of the fabric"),
+    CONFIG_T("job", config, job, CONFIG_TEXT, "name of the fabric", "mlfab"),
     CONFIG_T("key", config, key, CONFIG_SECRET, "16 to 128 characters that all nodes have"),
     CONFIG_T("key_file", config, key_file, CONFIG_TEXT, "file with the key, of this user alone"),
     CONFIG_T("listen", config, listen, CONFIG_TEXT, "address of this node"),
     CONFIG_T("socket_ifname", config, ifname, CONFIG_TEXT, "for TCP: eth, ^docker, =eth0,eth1"),
-    CONFIG_TIME("timeout_ms", timeout_ns, 1, "deadline of a call, joining included"),
-    CONFIG_TIME("heartbeat_ms", heartbeat_ns, 1, "a peer is dead after 5 without a byte"),
-    CONFIG_TIME("silent_death_ms", silent_death_ns, 1, "limit for a peer that is stopped"),
-    CONFIG_U("seed", config, seed, 1, UINT64_MAX, "of random choices"),
+    CONFIG_TIME("timeout_ms", timeout_ns, 1, "deadline of a call, joining included", "5min"),
+    CONFIG_TIME("heartbeat_ms", heartbeat_ns, 1, "a peer is dead after 5 without a byte", "500"),
+    CONFIG_TIME("silent_death_ms", silent_death_ns, 1, "limit for a peer that is stopped", "30s"),
+    CONFIG_U("seed", config, seed, 1, UINT64_MAX, "of random choices", "1"),
     CONFIG_W("transport", config, transports, 1, 0, "what carries the bytes", {"auto", 0},
              {"tcp", MLFAB_USE_TCP}, {"shm", MLFAB_USE_SHM}, {"mpi", MLFAB_USE_MPI},
              {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
@@ -109,7 +109,7 @@ static const config_setting config_settings[] = {
     CONFIG_T("metrics", config, metrics, CONFIG_TEXT, "file of counters, for mlfab-top"),
     CONFIG_T("trace", config, trace, CONFIG_TEXT, "file of transfers, for ui.perfetto.dev"),
     CONFIG_U("mpi_lend", config, mpi_lend, 0, 1, "1: MPI sends large data without a copy"),
-    CONFIG_TIME("metrics_ms", metrics_ns, 10, "time between two writes of the metrics"),
+    CONFIG_TIME("metrics_ms", metrics_ns, 10, "time between two writes of the metrics", "1s"),
     CONFIG_U("replicas", config, replicas, 0, 1, "1: each server has a replica"),
     CONFIG_R("div_max", config, div_max, CONFIG_INF, "largest distance of a replica"),
     CONFIG_T("vote_dir", config, vote_dir, CONFIG_TEXT, "directory of votes about servers"),
@@ -118,13 +118,15 @@ static const config_setting config_settings[] = {
 };
 
 static const config_setting config_model[] = {
-    CONFIG_N("optimizer", model_options, optimizer, mlfab__optimizer_name, "rule of updates"),
+    CONFIG_W("optimizer", model_options, optimizer, 1, 0, "rule of updates",
+             MLFAB__OPTIMIZERS(CONFIG_OPTIMIZER){NULL, 0}),
     CONFIG_R("gamma", model_options, gamma, 1, "momentum, nesterov; below 1"),
     CONFIG_R("beta1", model_options, beta1, 1, "adam, lion: decay of the mean; below 1"),
     CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop, lion: decay; below 1"),
     CONFIG_R("epsilon", model_options, epsilon, CONFIG_HUGE, "added to divisors"),
     CONFIG_R("weight_decay", model_options, weight_decay, CONFIG_HUGE, "decay of weights"),
-    CONFIG_N("consistency", model_options, consistency.kind, mlfab__sync_name, "when a pull waits"),
+    CONFIG_W("consistency", model_options, consistency.kind, 1, 0, "when a pull waits",
+             MLFAB__SYNCS(CONFIG_SYNC){NULL, 0}),
     CONFIG_U("staleness", model_options, consistency.staleness, 0, INT64_MAX, "iterations ahead"),
     CONFIG_U("need", model_options, consistency.need, 1, 65536, "drop: pushes of a round"),
     CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
@@ -242,6 +244,22 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
   return 0;
 }
 
+/* --- initial values --- */
+
+MLFAB_API void mlfab_config_init(mlfab_config *config) {
+  if (!config) return;
+  memset(config, 0, sizeof *config);
+  config->size = sizeof *config;
+  mlfab_schedule_init(&config->schedule);
+}
+
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
+  if (!schedule) return;
+  memset(schedule, 0, sizeof *schedule);
+  schedule->size = sizeof *schedule;
+  schedule->delay_bound = MLFAB_UNBOUNDED;
+}
+
 /* --- one setting --- */
 
 static int config_bad(mlfab_error *error, const char *name, const char *value, const char *want) {
@@ -279,10 +297,8 @@ static int config_real(const config_setting *s, const char *name, const char *te
 
 /* Word i of a setting and its value, or NULL. */
 static const char *config_word_at(const config_setting *s, uint32_t i, uint64_t *value_p) {
-  if (s->words) return *value_p = s->words[i].value, s->words[i].word;
-  const char *word = s->word_of ? s->word_of(i) : "unknown";
-  *value_p = i;
-  return strcmp(word, "unknown") != 0 ? word : NULL;
+  *value_p = s->words ? s->words[i].value : 0;
+  return s->words ? s->words[i].word : NULL;
 }
 
 /* One of the words, or a number where the setting has a range. */
@@ -295,7 +311,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
     if (!strcmp(text, word)) return 0;
     snprintf(want + at, sizeof want - at, " %s", word);
   }
-  if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
+  if (!strcmp(s->name, "optimizer") && !strcasecmp(text, "adamw"))
     snprintf(want + strlen(want), sizeof want - strlen(want),
              ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);
@@ -341,6 +357,18 @@ static int config_put(void *base, const config_setting *s, const char *name, con
     return config_bad(error, name, text, "too long");
   }
   return code;
+}
+
+MLFAB__INTERNAL const char *mlfab__config_members(mlfab_config *config) {
+  for (size_t i = 0; i < MLFAB__COUNT(config_settings); i++) {
+    const config_setting *s = &config_settings[i];
+    const char *member = (const char *)config + s->at;
+    if (s->kind >= CONFIG_TEXT && !memchr(member, 0, s->bytes))
+      return "a text of the configuration has no terminating zero byte";
+    if (s->standard && !memcmp(member, "\0\0\0\0\0\0\0", s->kind < CONFIG_TEXT ? s->bytes : 1))
+      (void)config_put(config, s, s->name, s->standard, NULL);
+  }
+  return NULL;
 }
 
 static int config_set(void *base, int table, const char *name, const char *value,
@@ -710,13 +738,14 @@ MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room) {
   const config_setting *s = config_at(index, &table);
   const mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT;
   const mlfab_filter filter = {.size = sizeof filter};
-  mlfab_config initial, complete;
+  mlfab_config initial;
   mlfab_error error = {.text = "': not a text"};
   char value[64];
   if (!s || !text) return MLFAB_ERR_ARGUMENT;
   mlfab_config_init(&initial);
-  (void)mlfab__config_complete(&initial, &complete, NULL);
-  const void *of[] = {&complete, &complete, &model, &filter};
+  (void)mlfab__config_members(&initial);
+  initial.workers_max = initial.servers_max = 1;
+  const void *of[] = {&initial, &initial, &model, &filter};
   config_say_value(s, (const char *)of[table] + s->at, value);
   (void)config_put(&initial, s, "", "?",
                    &error); /* a text is set; else the error lists the values */

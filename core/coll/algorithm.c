@@ -1,6 +1,5 @@
 /* algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
  *
- *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same segment of an
  * earlier row. Only HALVING moves stretches that begin at a different block at either end; there a segment waits for
  * all segments that it meets. */
@@ -694,22 +693,26 @@ static const struct algorithm_row {
   uint8_t by_tree;                      /* only if the task names a tree */
   uint32_t (*build)(algorithm_work *w); /* returns the first free tag behind it */
   double (*cost)(const algorithm_work *w, const algorithm_link *link);
+  const char *name;
 } algorithm_list[] = {
+    [MLFAB_ALGORITHM_AUTO] = {.name = "AUTO"},
     [MLFAB_ALGORITHM_RING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
                                   ALGORITHM_BROADCAST,
-                              0xff, 0, algorithm_ring, algorithm_ring_cost},
+                              0xff, 0, algorithm_ring, algorithm_ring_cost, "RING"},
     [MLFAB_ALGORITHM_HALVING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER,
-                                 ALGORITHM_GATHER, 0, algorithm_halving, algorithm_halving_cost},
+                                 ALGORITHM_GATHER, 0, algorithm_halving, algorithm_halving_cost,
+                                 "HALVING"},
     [MLFAB_ALGORITHM_DOUBLING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
                                       ALGORITHM_BARRIER,
-                                  0xff, 0, algorithm_doubling, algorithm_doubling_cost},
+                                  0xff, 0, algorithm_doubling, algorithm_doubling_cost, "DOUBLING"},
     [MLFAB_ALGORITHM_TREE] = {ALGORITHM_ALLREDUCE | ALGORITHM_BROADCAST, 0xff, 0,
-                              algorithm_binomial, algorithm_tree_cost},
-    [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost},
+                              algorithm_binomial, algorithm_tree_cost, "TREE"},
+    [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost,
+                                 "PLANNED"},
 };
 
-MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm) {
-  return algorithm < MLFAB__COUNT(algorithm_list);
+MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm) {
+  return algorithm < MLFAB__COUNT(algorithm_list) ? algorithm_list[algorithm].name : NULL;
 }
 
 static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {

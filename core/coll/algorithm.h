@@ -92,8 +92,8 @@ MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, ui
  * cleared. */
 MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
                                            uint32_t *end_p, uint32_t *next_tag_p);
-/* Returns 1 if an algorithm has this number, or it is MLFAB_ALGORITHM_AUTO. */
-MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm);
+/* The name, for instance "RING"; NULL if no algorithm has this number. */
+MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm);
 /* Returns the algorithm for the task: its own if possible, else the cheapest that is possible. `me` does not matter:
  * all members choose the same. */
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,

@@ -338,10 +338,10 @@ static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partia
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                        "a partial reduction: queue_max is %u, the limit is %d", o->queue_max,
                        MLFAB__PARTIAL_RUN_QUEUE_MAX);
-  if (o->algorithm > MLFAB_ALGORITHM_TREE)
+  if (!mlfab__algorithm_name(o->algorithm) || o->algorithm == MLFAB_ALGORITHM_PLANNED)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a partial reduction: %u is not an algorithm of an exchange "
-                       "(MLFAB_ALGORITHM_AUTO ... TREE)",
+                       "(MLFAB_ALGORITHM_*, but not PLANNED)",
                        o->algorithm);
   return 0;
 }

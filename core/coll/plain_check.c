@@ -36,11 +36,7 @@ static size_t plain_words_counts(char *text, size_t n, const uint64_t *counts, u
 
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
                                                const mlfab__comm_past *past, uint32_t ranks) {
-  static const char *const algorithms[] = {[MLFAB_ALGORITHM_RING] = "RING",
-                                           [MLFAB_ALGORITHM_HALVING] = "HALVING",
-                                           [MLFAB_ALGORITHM_DOUBLING] = "DOUBLING",
-                                           [MLFAB_ALGORITHM_TREE] = "TREE",
-                                           [MLFAB_ALGORITHM_PLANNED] = "PLANNED"};
+  const char *algorithm = mlfab__algorithm_name((uint32_t)past->algorithm);
   unsigned long long count = past->count;
   if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
@@ -59,9 +55,8 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
   }
   size_t n = strlen(text);
   if (past->has_counts) n = plain_words_counts(text, n, past->counts, ranks);
-  if (past->algorithm > MLFAB_ALGORITHM_AUTO && (size_t)past->algorithm < MLFAB__COUNT(algorithms))
-    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s",
-                          algorithms[past->algorithm]);
+  if (past->algorithm != MLFAB_ALGORITHM_AUTO && algorithm)
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s", algorithm);
   if (past->tag)
     snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;
@@ -263,7 +258,7 @@ MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *
 
 static int plain_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
                                  uint64_t count, mlfab_error *error) {
-  if (!mlfab__algorithm_exists(call->algorithm))
+  if (!mlfab__algorithm_name((uint32_t)call->algorithm))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
                        call->words, call->algorithm);
   if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;

@@ -1,4 +1,4 @@
-/* options.h - names of the kinds of optimizers and of consistency. */
+/* options.h - the lists of optimizers and of consistency models. */
 #ifndef MLFAB__OPTIONS_H
 #define MLFAB__OPTIONS_H
 
@@ -20,8 +20,15 @@ enum { MLFAB__USES_BETA2 = 8, MLFAB__USES_EPSILON = 16 };
   ROW(NESTEROV, nesterov, 1, 1, MLFAB__USES_GAMMA)                                   \
   ROW(LION, lion, 1, 0, MLFAB__USES_BETA1 | MLFAB__USES_BETA2)
 
-/* The name, for instance "adam" and "ssp"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
+/* Consistency, in the order of MLFAB_SYNC_*: the constant's end; the name of the setting; members and rules (sync.h). */
+#define MLFAB__SYNCS(ROW)                                                                      \
+  ROW(ASYNC, async, 0)                                                                         \
+  ROW(BSP, bsp, MLFAB__SYNC_SOFT | MLFAB__SYNC_ROUNDS)                                         \
+  ROW(SSP, ssp, MLFAB__SYNC_STALE)                                                             \
+  ROW(DSPS, dsps, MLFAB__SYNC_STALE | MLFAB__SYNC_MAX)                                         \
+  ROW(DROP, drop, MLFAB__SYNC_SOFT | MLFAB__SYNC_ROUNDS | MLFAB__SYNC_NEED | MLFAB__SYNC_LATE) \
+  ROW(PSSP, pssp, MLFAB__SYNC_STALE | MLFAB__SYNC_DRAWS | MLFAB__SYNC_CHANCE)                  \
+  ROW(PSSP_DYNAMIC, pssp_dynamic, MLFAB__SYNC_STALE | MLFAB__SYNC_DRAWS | MLFAB__SYNC_ALPHA)   \
+  ROW(USER, user, MLFAB__SYNC_SOFT | MLFAB__SYNC_WATCHES)
 
 #endif

@@ -5,41 +5,23 @@
 #include "../kernels/kernels.h"
 #include "sync.h"
 
-/* The members of mlfab_sync that a kind uses. */
-enum {
-  SYNC_USES_STALENESS = 1,
-  SYNC_USES_MAX = 2,
-  SYNC_USES_NEED = 4,
-  SYNC_USES_SOFT = 8,
-  SYNC_USES_FASTEST = 16,
-  SYNC_USES_LATE = 32,
-  SYNC_USES_CHANCE = 64,
-  SYNC_USES_ALPHA = 128
-};
-
 /* By MLFAB_SYNC_*. */
-static const unsigned sync_kinds[] = {
-    [MLFAB_SYNC_ASYNC] = 0,
-    [MLFAB_SYNC_BSP] = SYNC_USES_SOFT,
-    [MLFAB_SYNC_SSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS,
-    [MLFAB_SYNC_DSPS] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX,
-    [MLFAB_SYNC_DROP] = SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE,
-    [MLFAB_SYNC_PSSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE,
-    [MLFAB_SYNC_PSSP_DYNAMIC] =
-        SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA,
-    [MLFAB_SYNC_USER] = SYNC_USES_SOFT,
-};
+#define SYNC_ROW(kind, name, uses) [MLFAB_SYNC_##kind] = {#name, uses},
+static const struct {
+  const char *name;
+  unsigned uses; /* MLFAB__SYNC_* */
+} sync_kinds[] = {MLFAB__SYNCS(SYNC_ROW)};
 
 /* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
 static unsigned sync_uses(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind] : 0;
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
-static int sync_probabilistic(uint32_t kind) {
-  return kind == MLFAB_SYNC_PSSP || kind == MLFAB_SYNC_PSSP_DYNAMIC;
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
 }
 
 /* --- the description --- */
@@ -63,7 +45,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
                        (long long)sync->staleness);
-  if ((sync_uses(sync->kind) & SYNC_USES_MAX) && sync->staleness_max != 0 &&
+  if ((sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
       sync->staleness_max < sync->staleness)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: staleness_max is %lld, must be 0 or at least staleness, which is %lld",
@@ -78,46 +60,47 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
   int code = 0;
   if (sync->kind >= MLFAB__COUNT(sync_kinds))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "kind of consistency is %u, must be %d (ASYNC) to %d (USER)", sync->kind,
-                       MLFAB_SYNC_ASYNC, MLFAB_SYNC_USER);
+                       "kind of consistency is %u, must be 0 to %d (MLFAB_SYNC_*)", sync->kind,
+                       MLFAB_SYNC_COUNT - 1);
   code = sync_check_staleness(sync, kind, error);
-  if (!code && (uses & SYNC_USES_NEED) && (sync->need == 0 || sync->need > workers))
+  if (!code && (uses & MLFAB__SYNC_NEED) && (sync->need == 0 || sync->need > workers))
     code = MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: need is %u, must be 1 to %u, the number of workers", kind, sync->need,
                        workers);
-  if (!code && (uses & SYNC_USES_CHANCE))
+  if (!code && (uses & MLFAB__SYNC_CHANCE))
     code = sync_number(kind, "chance", sync->chance, 1.0, "0 to 1", error);
-  if (!code && (uses & SYNC_USES_ALPHA))
+  if (!code && (uses & MLFAB__SYNC_ALPHA))
     code = sync_number(kind, "alpha", sync->alpha, 1.7976931348623157e308, "0 or more and finite",
                        error);
-  if (!code && (uses & SYNC_USES_SOFT)) code = sync_flag(kind, "soft", sync->soft, error);
-  if (!code && (uses & SYNC_USES_FASTEST))
+  if (!code && (uses & MLFAB__SYNC_SOFT)) code = sync_flag(kind, "soft", sync->soft, error);
+  if (!code && (uses & MLFAB__SYNC_DRAWS))
     code = sync_flag(kind, "only_fastest", sync->only_fastest, error);
-  if (!code && (uses & SYNC_USES_LATE)) code = sync_flag(kind, "keep_late", sync->keep_late, error);
+  if (!code && (uses & MLFAB__SYNC_LATE))
+    code = sync_flag(kind, "keep_late", sync->keep_late, error);
   return code;
 }
 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
-  if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
+  if (!(sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
   if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
 }
 
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) {
   unsigned uses = sync_uses(a->kind);
-  return a->kind == b->kind && (!(uses & SYNC_USES_STALENESS) || a->staleness == b->staleness) &&
-         (!(uses & SYNC_USES_MAX) || a->staleness_max == b->staleness_max) &&
-         (!(uses & SYNC_USES_NEED) || a->need == b->need) &&
-         (!(uses & SYNC_USES_SOFT) || a->soft == b->soft) &&
-         (!(uses & SYNC_USES_FASTEST) || a->only_fastest == b->only_fastest) &&
-         (!(uses & SYNC_USES_LATE) || a->keep_late == b->keep_late) &&
-         (!(uses & SYNC_USES_CHANCE) || a->chance == b->chance) &&
-         (!(uses & SYNC_USES_ALPHA) || a->alpha == b->alpha);
+  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
+         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
+         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
+         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
+         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
+         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
+         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
+         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
 }
 
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
-  return kind == MLFAB_SYNC_BSP || kind == MLFAB_SYNC_DROP;
+  return (sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
 }
 
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
@@ -127,8 +110,12 @@ MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync) {
          (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
 }
 
+MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind) {
+  return (sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
+}
+
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
-  return !sync_probabilistic(sync->kind);
+  return !(sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
 }
 
 /* --- pull conditions --- */
@@ -156,7 +143,7 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
                                          const mlfab_sync_state *state) {
   uint64_t excess = sync_excess(sync, threshold, state);
   if (excess == 0) return 0.0;
-  if (!sync_probabilistic(sync->kind)) return 1.0;
+  if (mlfab__sync_rechecks(sync)) return 1.0;
   if (sync->only_fastest && state->iteration < state->fastest) return 0.0;
   if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
   /* i = v + s, the first iteration that may have to wait, has k = s. */

@@ -17,8 +17,18 @@
 #include "../base/env.h"
 #include "options.h"
 
+/* Of a kind: the members of mlfab_sync that it uses, and its rules. ROUNDS: updates are summed, and
+ * applied in one commit a round. DRAWS: past the threshold chance decides, once, and only_fastest counts. WATCHES: any
+ * update may change the answers of the conditions. */
+enum { MLFAB__SYNC_STALENESS = 1, MLFAB__SYNC_MAX = 2, MLFAB__SYNC_NEED = 4, MLFAB__SYNC_SOFT = 8 };
+enum { MLFAB__SYNC_LATE = 16, MLFAB__SYNC_CHANCE = 32, MLFAB__SYNC_ALPHA = 64 };
+enum { MLFAB__SYNC_ROUNDS = 128, MLFAB__SYNC_DRAWS = 256, MLFAB__SYNC_WATCHES = 512 };
+enum { MLFAB__SYNC_STALE = MLFAB__SYNC_SOFT | MLFAB__SYNC_STALENESS };
+
 /* --- the description of a model; all members are valid, for any `size` --- */
 
+/* The name, for instance "ssp"; "unknown" for an invalid kind. */
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 /* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
 /* Sets `size` and the defaults of a checked description. */
@@ -33,6 +43,8 @@ MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
 /* 1 when the conditions use the state's significance. */
 MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
+/* 1: every update of a worker may change the answers of the conditions, not only a step of V_train. */
+MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind);
 /* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, because its draw only delayed
  * it. */
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);

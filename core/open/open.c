@@ -71,7 +71,8 @@ typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
   const char *without;                   /* the switch that leaves it out */
-  int unasked;                           /* 1: opened if the configuration names no transport */
+  uint8_t unasked;                       /* 1: opened if the configuration names no transport */
+  uint8_t keyless;                       /* 1: its addresses need no key */
   const mlfab_transport *(*table)(void); /* returns NULL if the transport is left out */
   /* Memory that reachable processes may map, and collectives in it; or NULL. */
   const mlfab__context_areas *(*areas)(void);
@@ -79,9 +80,9 @@ typedef struct open_transport {
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
-    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, 1, mlfab_transport_mpi, NULL, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, 0, mlfab_transport_tcp, NULL, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
@@ -156,9 +157,9 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 static int open_is_remote(const char *address) {
   const char *other = strchr(address, ',');
   if (other && open_is_remote(other + 1)) return 1;
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
-      open_begins(address, "mpi"))
-    return 0;
+  if (!*address || open_begins(address, "unix")) return 0;
+  for (int i = 0; i < OPEN_COUNT; i++)
+    if (open_list[i].keyless && open_begins(address, open_list[i].name)) return 0;
   if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");

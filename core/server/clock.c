@@ -257,7 +257,7 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
-    if (crossed || clock->sync.kind == MLFAB_SYNC_USER) clock->due = 1;
+    if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
   }
 }
 
@@ -487,7 +487,7 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
       server->queue.place_due = 1;
       moved = 1;
     }
-    moved |= clock->sync.kind == MLFAB_SYNC_USER;
+    moved |= mlfab__sync_watches(clock->sync.kind);
   }
   server->serve.due |= moved;
   return 0;

@@ -211,7 +211,7 @@ static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed
 static void serve_check(mlfab__server *server) {
   for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
-    if (clock->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&clock->lazy);
+    if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
     int passes = !mlfab__sync_rechecks(&clock->sync);
     serve_due(server, g, passes, 0);
   }

@@ -79,9 +79,10 @@ static call draw_call(uint64_t number, uint32_t ranks) {
   c.root = (int32_t)draw(number, 8, ranks);
   c.pieces = 1 + (uint32_t)draw(number, 9, PIECES);
   c.ordered = (int)draw(number, 10, 2);
-  if (draw(number, 11, 2)) c.algorithm = (uint32_t)draw(number, 12, c.kind == ALLREDUCE ? 6 : 5);
+  if (draw(number, 11, 2))
+    c.algorithm = (uint32_t)draw(number, 12, MLFAB_ALGORITHM_COUNT - (c.kind != ALLREDUCE));
   if (c.algorithm == MLFAB_ALGORITHM_HALVING && c.kind == COMPOSE && c.ordered) c.algorithm = 0;
-  if (c.algorithm == MLFAB_ALGORITHM_TREE && c.kind != ALLREDUCE && c.kind != BROADCAST)
+  if (c.algorithm >= MLFAB_ALGORITHM_TREE && c.kind != ALLREDUCE && c.kind != BROADCAST)
     c.algorithm = 0;
   if (c.kind == BROADCAST && c.algorithm != MLFAB_ALGORITHM_TREE) c.algorithm = 0;
   if (c.kind == COMPOSE) c.algorithm = 0;

@@ -252,7 +252,7 @@ static const mlfab_transport *lent_table(void) {
 #endif
 
 int main(void) {
-  conform_transport list[10];
+  conform_transport list[16];
   size_t n = 0;
   memset(list, 0, sizeof list);
 #if CONFORM_TCP

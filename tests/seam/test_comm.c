@@ -261,7 +261,7 @@ static shape program(uint64_t index) {
     call.width = sizeof(affine);
     call.dtype = 99; /* not looked at */
   } else if (call.kind == MLFAB_CALL_ALLREDUCE) {
-    call.algorithm = (int)(r[7] % 6);
+    call.algorithm = (int)(r[7] % MLFAB_ALGORITHM_COUNT);
   }
   if (call.kind == MLFAB_CALL_BROADCAST) {
     call.dtype = 0;
@@ -879,7 +879,7 @@ static void test_arguments(void **state) {
       {"MLFAB_OP_MEAN cannot be used with MLFAB_I64", MLFAB_ERR_UNSUPPORTED, .dtype = MLFAB_I64,
        .op = MLFAB_OP_MEAN},
       {"4097 buffers, the limit is 4096", MLFAB_ERR_LIMIT, .n = 4097},
-      {"9 is not an algorithm", MLFAB_ERR_ARGUMENT, .algorithm = 9},
+      {"99 is not an algorithm", MLFAB_ERR_ARGUMENT, .algorithm = 99},
       {"algorithm 5", MLFAB_ERR_UNSUPPORTED, .kind = BROADCAST, .algorithm = 5},
       {"element_bytes is 0", MLFAB_ERR_ARGUMENT, .reduces = 1},
       {"root 2 is not one of 2 workers", MLFAB_ERR_RANK_RANGE, .kind = BROADCAST, .root = 2},

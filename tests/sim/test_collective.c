@@ -246,7 +246,8 @@ static plan make_any(const world *w, uint64_t number, uint64_t members) {
   uint64_t d = mix(w->seed * 7919 + number);
   p.kind = (enum kind)(mix(d) % 8);
   if (p.kind >= KINDS) p.kind = ALLREDUCE;
-  p.algorithm = (int)(mix(d + 9) % 5);
+  p.algorithm = (int)(mix(d + 9) % (MLFAB_ALGORITHM_COUNT - 1));
+  p.algorithm += p.algorithm >= MLFAB_ALGORITHM_PLANNED;
   p.count = size_of(w, mix(d + 10));
   p.root = nth_of(members, (uint32_t)(mix(d + 11) % 1024));
   if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) make_reduction(w, &p, d);

@@ -50,7 +50,7 @@ static mlfab_sync random_sync(job *j) {
   mlfab_sync s;
   memset(&s, 0, sizeof s);
   s.size = sizeof s;
-  s.kind = (uint32_t)below(j, 8);
+  s.kind = (uint32_t)below(j, MLFAB_SYNC_COUNT);
   s.staleness = (int64_t)below(j, 4);
   s.need = 1 + (uint32_t)below(j, j->w.workers);
   s.soft = (uint32_t)below(j, 2);

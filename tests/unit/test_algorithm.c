@@ -415,7 +415,7 @@ static void draw_task(mlfab__algorithm_task *task, int *type, uint64_t *counts, 
   draw_tree(task->members, prng);
   task->tree = tree;
   do {
-    task->algorithm = (uint8_t)(1 + below(prng, 5));
+    task->algorithm = (uint8_t)(1 + below(prng, MLFAB_ALGORITHM_COUNT - 1));
   } while (mlfab__algorithm_cost(task, task->algorithm, 1, 1, 1) < 0);
 }
 
@@ -584,7 +584,7 @@ TEST(test_all_sizes) {
   mlfab__rng_seed(&prng, 1);
   for (uint32_t members = 1; members <= 64; members++) {
     for (uint8_t kind = MLFAB__COLLECTIVE_ALLREDUCE; kind <= MLFAB__COLLECTIVE_BARRIER; kind++) {
-      for (uint8_t algorithm = 1; algorithm <= 4; algorithm++) {
+      for (uint8_t algorithm = 1; algorithm < MLFAB_ALGORITHM_COUNT; algorithm++) {
         mlfab__algorithm_task task = {.kind = kind, .algorithm = algorithm, .members = members};
         int type = below(&prng, 2) ? I64 : MAPS;
         task.width = 8;
@@ -655,7 +655,7 @@ TEST(test_in_turn) {
     tasks[3].kind = MLFAB__COLLECTIVE_BROADCAST;
     tasks[3].root = below(&prng, tasks[0].members);
     for (uint32_t t = 0; t < TASKS; t++) {
-      tasks[t].algorithm = (uint8_t)(1 + below(&prng, 4));
+      tasks[t].algorithm = (uint8_t)(1 + below(&prng, MLFAB_ALGORITHM_COUNT - 1));
       tasks[t].algorithm = mlfab__algorithm_choose(&tasks[t], below(&prng, 100), 1, 1);
     }
     uint8_t *data = draw_data(&tasks[0], I64, &prng);
@@ -706,7 +706,7 @@ TEST(test_ring_order) {
  * a power of two, copies, and always. */
 TEST(test_recvs_are_ready) {
   for (uint8_t kind = MLFAB__COLLECTIVE_ALLREDUCE; kind <= MLFAB__COLLECTIVE_BARRIER; kind++) {
-    for (uint8_t algorithm = 1; algorithm <= 4; algorithm++) {
+    for (uint8_t algorithm = 1; algorithm < MLFAB_ALGORITHM_COUNT; algorithm++) {
       mlfab__algorithm_task task = {.kind = kind, .algorithm = algorithm, .members = 8};
       int copies = algorithm == MLFAB_ALGORITHM_DOUBLING && kind != MLFAB__COLLECTIVE_ALLGATHER;
       mlfab__dag dag;
@@ -786,7 +786,7 @@ static uint8_t choice(uint8_t kind, uint32_t members, uint64_t count, int ordere
   uint8_t best = mlfab__algorithm_choose(&task, 10000, 1.25, 10);
   double least = mlfab__algorithm_cost(&task, best, 10000, 1.25, 10);
   assert_true(least >= 0);
-  for (uint8_t a = 1; a <= 4; a++) {
+  for (uint8_t a = 1; a < MLFAB_ALGORITHM_COUNT; a++) {
     double cost = mlfab__algorithm_cost(&task, a, 10000, 1.25, 10);
     assert_true(cost < 0 || least * 0.949 <= cost);
   }

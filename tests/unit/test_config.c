@@ -3,6 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* setenv */
 #endif
+#include "core/model/options.h"
 #include "mlfab.h"
 
 #include <math.h>
@@ -130,6 +131,10 @@ TEST(test_each) {
   assert_string_equal(c.resume, "/here");
   assert_int_equal(c.checkpoint_commits, 50);
   assert_int_equal(c.checkpoint_keep, 3);
+  FILL("MLFAB_TRANSPORT=mpi");
+  assert_int_equal(c.transports, MLFAB_USE_MPI);
+  FILL("MLFAB_TRANSPORT=mpi+shm");
+  assert_int_equal(c.transports, MLFAB_USE_MPI | MLFAB_USE_SHM);
   FILL("MLFAB_SCHEDULER=none");
   assert_int_equal(c.scheduler, MLFAB_SCHEDULER_NONE);
 }
@@ -541,6 +546,20 @@ TEST(test_setting_names) {
   assert_null(mlfab_setting_name(UINT32_MAX));
 }
 
+/* Does one of the three structs take this value? */
+static int taken(const char *name, const char *value) {
+  mlfab_config c;
+  mlfab_model_options o;
+  mlfab_filter f = {.size = sizeof f};
+  mlfab_config_init(&c);
+  mlfab_model_options_init(&o);
+  return !mlfab_config_set(&c, name, value, NULL) ||
+         !mlfab_model_options_set(&o, name, value, NULL) ||
+         !mlfab_filter_set(&f, name, value, NULL);
+}
+
+#define WORD(kind, name, ...) " " #name
+
 /* The texts that a setting takes, its default, its meaning: each is there, and the default is a value that it takes. */
 TEST(test_setting_texts) {
   static const char *const rows[][3] = {
@@ -548,14 +567,14 @@ TEST(test_setting_texts) {
       {"timeout_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "300000ms"},
       {"metrics_ms", "a time from 10ms to 24h (ns, us, ms, s, min, h)", "1000ms"},
       {"plan_ahead_ms", "a time from 1ms to 24h (ns, us, ms, s, min, h)", "-"},
-      {"transport", "one of: auto tcp shm mpi mpi+shm", "auto"},
       {"role", "one of: worker server scheduler replica", "-"},
       {"payload_crc", "one of: 0 1", "1"},
       {"delay_bound", "a whole number in 1..18446744073709551614", "none"},
       {"job", "a text", "mlfab"},
       {"key", "a text", "-"},
       {"div_max", "a number from 0 on (or inf)", "0"},
-      {"optimizer", "one of: sgd momentum adadelay adam rmsprop adagrad nesterov lion", "sgd"},
+      {"optimizer", "one of:" MLFAB__OPTIMIZERS(WORD), "sgd"},
+      {"consistency", "one of:" MLFAB__SYNCS(WORD), "async"},
       {"beta2", "a number from 0 to 1", "0.999"},
       {"filter_half", "one of: none f16 bf16", "none"}};
   const char *name;
@@ -567,6 +586,15 @@ TEST(test_setting_texts) {
     assert_non_null(meaning);
     assert_true(value > text && meaning > value + 1 && strlen(meaning) > 4 &&
                 !strchr(meaning + 1, '\t'));
+    /* The role of a server needs `dedicated`. */
+    if (!strncmp(text, "one of: ", 8) && strcmp(name, "role") != 0) {
+      for (const char *word = text + 8; word < value; word += strcspn(word, " \t") + 1) {
+        snprintf(wanted, sizeof wanted, "%.*s", (int)strcspn(word, " \t"), word);
+        if (!taken(name, wanted)) fail_msg("%s: not %s", name, wanted);
+      }
+    }
+    snprintf(wanted, sizeof wanted, "%.*s", (int)(meaning - value - 1), value + 1);
+    if (strcmp(wanted, "-") != 0 && !taken(name, wanted)) fail_msg("%s: not %s", name, wanted);
     for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
       if (strcmp(rows[k][0], name) != 0) continue;
       snprintf(wanted, sizeof wanted, "%s\t%s\t", rows[k][1], rows[k][2]);
@@ -709,9 +737,8 @@ TEST(test_model_and_filter) {
   assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_SGD);
   setenv("MLFAB_OPTIMIZER", "AdamW", 1);
   assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
-  assert_string_equal(error.text,
-                      "MLFAB_OPTIMIZER='AdamW': not one of: sgd momentum adadelay adam rmsprop "
-                      "adagrad nesterov lion. AdamW is adam with a weight_decay above 0");
+  assert_string_equal(error.text, "MLFAB_OPTIMIZER='AdamW': not one of:" MLFAB__OPTIMIZERS(
+                                      WORD) ". AdamW is adam with a weight_decay above 0");
   static const char *const names_set[] = {"MLFAB_OPTIMIZER", "MLFAB_CONSISTENCY",
                                           "MLFAB_FILTER_DECAY", "MLFAB_FILTER_THRESHOLD"};
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);

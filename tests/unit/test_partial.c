@@ -327,7 +327,8 @@ static void begin(world *w, int fresh) {
   uint32_t at = 0;
   w->epoch++;
   for (uint32_t i = 0; i < w->members; i++) base = mlfab__max(base, w->of[i]->partial.given);
-  uint8_t algorithm = (uint8_t)(1 + below(&w->prng, 4));
+  uint8_t algorithm = (uint8_t)(1 + below(&w->prng, MLFAB_ALGORITHM_COUNT - 2));
+  algorithm = (uint8_t)(algorithm + (algorithm >= MLFAB_ALGORITHM_PLANNED));
   for (; at < w->members; at++) {
     member *m = w->of[at];
     mlfab__partial_begin(&m->partial, w->members, at, w->list);

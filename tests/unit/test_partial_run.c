@@ -81,8 +81,9 @@ static void open_world(uint32_t n, uint64_t seed) {
                                        .quorum = 1 + chance(n),
                                        .results = chance(2),
                                        .queue_max = 1 + chance(5),
-                                       .algorithm = chance(5),
+                                       .algorithm = chance(MLFAB_ALGORITHM_COUNT - 1),
                                        .seed = chance(2) ? seed : 0};
+  w->options.algorithm += w->options.algorithm >= MLFAB_ALGORITHM_PLANNED;
   w->elements = BLOCKS * (uint64_t)n;
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }

@@ -8,7 +8,10 @@
 #include <math.h>
 #include "../testing.h"
 
-enum { KINDS = MLFAB_SYNC_COUNT, WORKERS = 8 };
+/* RULED: kinds that have conditions of their own; those of USER are the caller's. */
+enum { KINDS = MLFAB_SYNC_COUNT, RULED = KINDS - 1, WORKERS = 8 };
+
+static uint32_t ruled(uint32_t n) { return n + (n >= MLFAB_SYNC_USER); }
 
 static const double almost_one = 1.0 - 0x1p-53;
 
@@ -31,9 +34,9 @@ static int printed_pull(uint32_t kind, int64_t i, int64_t v, int64_t s) {
 }
 
 TEST(test_pull_conditions) {
-  for (uint32_t n = 0; n < MLFAB_SYNC_USER * 6 * 6 * 4; n++) {
-    uint32_t kind = n % MLFAB_SYNC_USER;
-    uint64_t progress = n / 7 % 6, v = n / 42 % 6, s = n / 252;
+  for (uint32_t n = 0; n < RULED * 6 * 6 * 4; n++) {
+    uint32_t kind = ruled(n % RULED);
+    uint64_t progress = n / RULED % 6, v = n / RULED / 6 % 6, s = n / RULED / 36;
     mlfab_sync sync = {.kind = kind, .staleness = 99, .chance = 0.25, .alpha = 0.5};
     mlfab_sync_state look = {.iteration = progress, .fastest = progress, .v_train = v};
     int printed = printed_pull(kind, (int64_t)progress - 1, (int64_t)v, (int64_t)s);
@@ -73,8 +76,10 @@ TEST(test_pull_extremes) {
   sync.chance = 0;
   assert_true(mlfab__sync_may_pull(&sync, 3, &look, 0.0));
   look.iteration = 0; /* the first weights */
-  for (sync.kind = 0; sync.kind < MLFAB_SYNC_USER; sync.kind++)
+  for (uint32_t n = 0; n < RULED; n++) {
+    sync.kind = ruled(n);
     assert_true(mlfab__sync_may_pull(&sync, 0, &look, 0.0));
+  }
 }
 
 /* P of PSSP_DYNAMIC: e^x without libm, significance as alpha, always within [0, 1]. */
@@ -219,7 +224,10 @@ static void refused(const mlfab_sync *sync, const char *text) {
 
 TEST(test_refused) {
   static volatile double zero; /* so that NaN and infinity are computed at run time */
-  refused(&(mlfab_sync){.kind = 8}, "kind of consistency is 8, must be 0 (ASYNC) to 7 (USER)");
+  char last[80];
+  snprintf(last, sizeof last, "kind of consistency is %d, must be 0 to %d (MLFAB_SYNC_*)", KINDS,
+           KINDS - 1);
+  refused(&(mlfab_sync){.kind = KINDS}, last);
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = -1},
           "ssp: staleness is -1, must be 0 or more");
   for (uint32_t kind = 0; kind < KINDS; kind++) {
@@ -310,6 +318,7 @@ TEST(test_descriptions) {
 #undef CHANGED
     assert_int_equal(mlfab__sync_counts(kind), kind != MLFAB_SYNC_ASYNC);
     assert_int_equal(mlfab__sync_rechecks(&all), !pssp);
+    assert_int_equal(mlfab__sync_watches(kind), kind == MLFAB_SYNC_USER);
     assert_int_equal(mlfab__sync_significant(&all),
                      kind == MLFAB_SYNC_PSSP_DYNAMIC || kind == MLFAB_SYNC_USER);
     all.alpha = 0.5;
