@@ -5,7 +5,8 @@
 # slurm.sh - a batch job of Slurm: srun gives every process its rank.
 #
 #   sbatch slurm.sh ./trainer                                   on one node
-#   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several
+#   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several, which read one key from your home directory:
+#   openssl rand -hex 32 >~/.mlfab-key; chmod 600 ~/.mlfab-key  once, before it
 #   sbatch slurm.sh --mpi=pmix ./trainer                        over MPI, with MLFAB_TRANSPORT=mpi: see docs/clusters.md
 : "${SLURM_JOB_ID:?is not set: start this script with sbatch}" # processes of another job, or of an earlier start, are refused
 case ${MLFAB_TRANSPORT:-} in
@@ -15,7 +16,6 @@ case ${MLFAB_TRANSPORT:-} in
     if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
       first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
       export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-tcp:$first:29400}"
-      # openssl rand -hex 32 >it; chmod 600 it
       [ -n "${MLFAB_KEY:-}" ] || export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}"
     fi
     ;;
