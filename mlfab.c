@@ -5202,7 +5202,7 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 }
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
-/* ==== core/model/options.h - names of the kinds of optimizers and of consistency. */
+/* ==== core/model/options.h - the lists of optimizers and of consistency models. */
 
 /* Members that change an optimizer's step, beside its kind and weight_decay. */
 enum { MLFAB__USES_GAMMA = 1, MLFAB__USES_C = 2, MLFAB__USES_BETA1 = 4 };
@@ -5220,25 +5220,18 @@ enum { MLFAB__USES_BETA2 = 8, MLFAB__USES_EPSILON = 16 };
   ROW(NESTEROV, nesterov, 1, 1, MLFAB__USES_GAMMA)                                   \
   ROW(LION, lion, 1, 0, MLFAB__USES_BETA1 | MLFAB__USES_BETA2)
 
-/* The name, for instance "adam" and "ssp"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
+/* Consistency, in the order of MLFAB_SYNC_*: the constant's end; the name of the setting; members and rules (sync.h). */
+#define MLFAB__SYNCS(ROW)                                                                      \
+  ROW(ASYNC, async, 0)                                                                         \
+  ROW(BSP, bsp, MLFAB__SYNC_SOFT | MLFAB__SYNC_ROUNDS)                                         \
+  ROW(SSP, ssp, MLFAB__SYNC_STALE)                                                             \
+  ROW(DSPS, dsps, MLFAB__SYNC_STALE | MLFAB__SYNC_MAX)                                         \
+  ROW(DROP, drop, MLFAB__SYNC_SOFT | MLFAB__SYNC_ROUNDS | MLFAB__SYNC_NEED | MLFAB__SYNC_LATE) \
+  ROW(PSSP, pssp, MLFAB__SYNC_STALE | MLFAB__SYNC_DRAWS | MLFAB__SYNC_CHANCE)                  \
+  ROW(PSSP_DYNAMIC, pssp_dynamic, MLFAB__SYNC_STALE | MLFAB__SYNC_DRAWS | MLFAB__SYNC_ALPHA)   \
+  ROW(USER, user, MLFAB__SYNC_SOFT | MLFAB__SYNC_WATCHES)
 
-/* ==== core/model/options.c - names of a model's options, and the initial options; also in builds without models. See options.h. */
-
-/* By MLFAB_OPTIMIZER_*, and by MLFAB_SYNC_*. */
-#define OPTIONS_NAME(kind, name, states, linear, uses) [MLFAB_OPTIMIZER_##kind] = #name,
-static const char *const options_optimizers[] = {MLFAB__OPTIMIZERS(OPTIONS_NAME)};
-static const char *const options_syncs[] = {"async", "bsp",  "ssp",          "dsps",
-                                            "drop",  "pssp", "pssp_dynamic", "user"};
-
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(options_optimizers) ? options_optimizers[kind] : "unknown";
-}
-
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(options_syncs) ? options_syncs[kind] : "unknown";
-}
+/* ==== core/model/options.c - the initial options; also in builds without models. See options.h. */
 
 MLFAB_API void mlfab_model_options_init(mlfab_model_options *options) {
   const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
@@ -5264,8 +5257,18 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
  * the count may exceed it when members leave, `need` is lowered or the model changes. A draw passes with u >= P, so
  * that c = 0 is exactly ASP and c = 1 exactly SSP. */
 
+/* Of a kind: the members of mlfab_sync that it uses, and its rules. ROUNDS: updates are summed, and
+ * applied in one commit a round. DRAWS: past the threshold chance decides, once, and only_fastest counts. WATCHES: any
+ * update may change the answers of the conditions. */
+enum { MLFAB__SYNC_STALENESS = 1, MLFAB__SYNC_MAX = 2, MLFAB__SYNC_NEED = 4, MLFAB__SYNC_SOFT = 8 };
+enum { MLFAB__SYNC_LATE = 16, MLFAB__SYNC_CHANCE = 32, MLFAB__SYNC_ALPHA = 64 };
+enum { MLFAB__SYNC_ROUNDS = 128, MLFAB__SYNC_DRAWS = 256, MLFAB__SYNC_WATCHES = 512 };
+enum { MLFAB__SYNC_STALE = MLFAB__SYNC_SOFT | MLFAB__SYNC_STALENESS };
+
 /* --- the description of a model; all members are valid, for any `size` --- */
 
+/* The name, for instance "ssp"; "unknown" for an invalid kind. */
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 /* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
 /* Sets `size` and the defaults of a checked description. */
@@ -5280,6 +5283,8 @@ MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
 /* 1 when the conditions use the state's significance. */
 MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
+/* 1: every update of a worker may change the answers of the conditions, not only a step of V_train. */
+MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind);
 /* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, because its draw only delayed
  * it. */
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
@@ -5326,41 +5331,23 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
  *
  * All pull conditions are one: a pull waits with probability P, and only P differs. */
 
-/* The members of mlfab_sync that a kind uses. */
-enum {
-  SYNC_USES_STALENESS = 1,
-  SYNC_USES_MAX = 2,
-  SYNC_USES_NEED = 4,
-  SYNC_USES_SOFT = 8,
-  SYNC_USES_FASTEST = 16,
-  SYNC_USES_LATE = 32,
-  SYNC_USES_CHANCE = 64,
-  SYNC_USES_ALPHA = 128
-};
-
 /* By MLFAB_SYNC_*. */
-static const unsigned sync_kinds[] = {
-    [MLFAB_SYNC_ASYNC] = 0,
-    [MLFAB_SYNC_BSP] = SYNC_USES_SOFT,
-    [MLFAB_SYNC_SSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS,
-    [MLFAB_SYNC_DSPS] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX,
-    [MLFAB_SYNC_DROP] = SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE,
-    [MLFAB_SYNC_PSSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE,
-    [MLFAB_SYNC_PSSP_DYNAMIC] =
-        SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA,
-    [MLFAB_SYNC_USER] = SYNC_USES_SOFT,
-};
+#define SYNC_ROW(kind, name, uses) [MLFAB_SYNC_##kind] = {#name, uses},
+static const struct {
+  const char *name;
+  unsigned uses; /* MLFAB__SYNC_* */
+} sync_kinds[] = {MLFAB__SYNCS(SYNC_ROW)};
 
 /* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
 static unsigned sync_uses(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind] : 0;
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
-static int sync_probabilistic(uint32_t kind) {
-  return kind == MLFAB_SYNC_PSSP || kind == MLFAB_SYNC_PSSP_DYNAMIC;
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
 }
 
 /* --- the description --- */
@@ -5384,7 +5371,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
                        (long long)sync->staleness);
-  if ((sync_uses(sync->kind) & SYNC_USES_MAX) && sync->staleness_max != 0 &&
+  if ((sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
       sync->staleness_max < sync->staleness)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: staleness_max is %lld, must be 0 or at least staleness, which is %lld",
@@ -5399,46 +5386,47 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
   int code = 0;
   if (sync->kind >= MLFAB__COUNT(sync_kinds))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "kind of consistency is %u, must be %d (ASYNC) to %d (USER)", sync->kind,
-                       MLFAB_SYNC_ASYNC, MLFAB_SYNC_USER);
+                       "kind of consistency is %u, must be 0 to %d (MLFAB_SYNC_*)", sync->kind,
+                       MLFAB_SYNC_COUNT - 1);
   code = sync_check_staleness(sync, kind, error);
-  if (!code && (uses & SYNC_USES_NEED) && (sync->need == 0 || sync->need > workers))
+  if (!code && (uses & MLFAB__SYNC_NEED) && (sync->need == 0 || sync->need > workers))
     code = MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: need is %u, must be 1 to %u, the number of workers", kind, sync->need,
                        workers);
-  if (!code && (uses & SYNC_USES_CHANCE))
+  if (!code && (uses & MLFAB__SYNC_CHANCE))
     code = sync_number(kind, "chance", sync->chance, 1.0, "0 to 1", error);
-  if (!code && (uses & SYNC_USES_ALPHA))
+  if (!code && (uses & MLFAB__SYNC_ALPHA))
     code = sync_number(kind, "alpha", sync->alpha, 1.7976931348623157e308, "0 or more and finite",
                        error);
-  if (!code && (uses & SYNC_USES_SOFT)) code = sync_flag(kind, "soft", sync->soft, error);
-  if (!code && (uses & SYNC_USES_FASTEST))
+  if (!code && (uses & MLFAB__SYNC_SOFT)) code = sync_flag(kind, "soft", sync->soft, error);
+  if (!code && (uses & MLFAB__SYNC_DRAWS))
     code = sync_flag(kind, "only_fastest", sync->only_fastest, error);
-  if (!code && (uses & SYNC_USES_LATE)) code = sync_flag(kind, "keep_late", sync->keep_late, error);
+  if (!code && (uses & MLFAB__SYNC_LATE))
+    code = sync_flag(kind, "keep_late", sync->keep_late, error);
   return code;
 }
 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
-  if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
+  if (!(sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
   if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
 }
 
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) {
   unsigned uses = sync_uses(a->kind);
-  return a->kind == b->kind && (!(uses & SYNC_USES_STALENESS) || a->staleness == b->staleness) &&
-         (!(uses & SYNC_USES_MAX) || a->staleness_max == b->staleness_max) &&
-         (!(uses & SYNC_USES_NEED) || a->need == b->need) &&
-         (!(uses & SYNC_USES_SOFT) || a->soft == b->soft) &&
-         (!(uses & SYNC_USES_FASTEST) || a->only_fastest == b->only_fastest) &&
-         (!(uses & SYNC_USES_LATE) || a->keep_late == b->keep_late) &&
-         (!(uses & SYNC_USES_CHANCE) || a->chance == b->chance) &&
-         (!(uses & SYNC_USES_ALPHA) || a->alpha == b->alpha);
+  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
+         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
+         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
+         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
+         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
+         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
+         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
+         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
 }
 
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
-  return kind == MLFAB_SYNC_BSP || kind == MLFAB_SYNC_DROP;
+  return (sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
 }
 
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
@@ -5448,8 +5436,12 @@ MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync) {
          (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
 }
 
+MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind) {
+  return (sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
+}
+
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
-  return !sync_probabilistic(sync->kind);
+  return !(sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
 }
 
 /* --- pull conditions --- */
@@ -5477,7 +5469,7 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
                                          const mlfab_sync_state *state) {
   uint64_t excess = sync_excess(sync, threshold, state);
   if (excess == 0) return 0.0;
-  if (!sync_probabilistic(sync->kind)) return 1.0;
+  if (mlfab__sync_rechecks(sync)) return 1.0;
   if (sync->only_fastest && state->iteration < state->fastest) return 0.0;
   if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
   /* i = v + s, the first iteration that may have to wait, has k = s. */
@@ -5967,6 +5959,8 @@ typedef struct mlfab__optimizer_step {
  * kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
+/* The name, for instance "adam"; "unknown" for an invalid kind. */
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 /* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
 /* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
@@ -6187,8 +6181,9 @@ static void optimizer_sgd(const mlfab__optimizer *optimizer, const optimizer_blo
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
 #define OPTIMIZER_ROW(kind, name, states, linear, uses) \
-  [MLFAB_OPTIMIZER_##kind] = {states, linear, uses, optimizer_##name},
+  [MLFAB_OPTIMIZER_##kind] = {#name, states, linear, uses, optimizer_##name},
 static const struct {
+  const char *name;
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
   uint32_t uses;   /* MLFAB__USES_* */
@@ -6196,6 +6191,10 @@ static const struct {
 } optimizer_kinds[MLFAB_OPTIMIZER_COUNT] = {MLFAB__OPTIMIZERS(OPTIMIZER_ROW)};
 
 /* --- the interface --- */
+
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
+}
 
 /* Refuses values outside [low, high); with `open`, low, too. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,
@@ -17666,7 +17665,7 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
-    if (crossed || clock->sync.kind == MLFAB_SYNC_USER) clock->due = 1;
+    if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
   }
 }
 
@@ -17896,7 +17895,7 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
       server->queue.place_due = 1;
       moved = 1;
     }
-    moved |= clock->sync.kind == MLFAB_SYNC_USER;
+    moved |= mlfab__sync_watches(clock->sync.kind);
   }
   server->serve.due |= moved;
   return 0;
@@ -19926,7 +19925,7 @@ static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed
 static void serve_check(mlfab__server *server) {
   for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
-    if (clock->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&clock->lazy);
+    if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
     int passes = !mlfab__sync_rechecks(&clock->sync);
     serve_due(server, g, passes, 0);
   }
@@ -21674,8 +21673,8 @@ MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, ui
  * cleared. */
 MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
                                            uint32_t *end_p, uint32_t *next_tag_p);
-/* Returns 1 if an algorithm has this number, or it is MLFAB_ALGORITHM_AUTO. */
-MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm);
+/* The name, for instance "RING"; NULL if no algorithm has this number. */
+MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm);
 /* Returns the algorithm for the task: its own if possible, else the cheapest that is possible. `me` does not matter:
  * all members choose the same. */
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
@@ -21688,7 +21687,6 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
                                              double add_bytes_per_ns);
 
 /* ==== core/coll/algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
- *
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same segment of an
  * earlier row. Only HALVING moves stretches that begin at a different block at either end; there a segment waits for
@@ -22382,22 +22380,26 @@ static const struct algorithm_row {
   uint8_t by_tree;                      /* only if the task names a tree */
   uint32_t (*build)(algorithm_work *w); /* returns the first free tag behind it */
   double (*cost)(const algorithm_work *w, const algorithm_link *link);
+  const char *name;
 } algorithm_list[] = {
+    [MLFAB_ALGORITHM_AUTO] = {.name = "AUTO"},
     [MLFAB_ALGORITHM_RING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
                                   ALGORITHM_BROADCAST,
-                              0xff, 0, algorithm_ring, algorithm_ring_cost},
+                              0xff, 0, algorithm_ring, algorithm_ring_cost, "RING"},
     [MLFAB_ALGORITHM_HALVING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER,
-                                 ALGORITHM_GATHER, 0, algorithm_halving, algorithm_halving_cost},
+                                 ALGORITHM_GATHER, 0, algorithm_halving, algorithm_halving_cost,
+                                 "HALVING"},
     [MLFAB_ALGORITHM_DOUBLING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
                                       ALGORITHM_BARRIER,
-                                  0xff, 0, algorithm_doubling, algorithm_doubling_cost},
+                                  0xff, 0, algorithm_doubling, algorithm_doubling_cost, "DOUBLING"},
     [MLFAB_ALGORITHM_TREE] = {ALGORITHM_ALLREDUCE | ALGORITHM_BROADCAST, 0xff, 0,
-                              algorithm_binomial, algorithm_tree_cost},
-    [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost},
+                              algorithm_binomial, algorithm_tree_cost, "TREE"},
+    [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost,
+                                 "PLANNED"},
 };
 
-MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm) {
-  return algorithm < MLFAB__COUNT(algorithm_list);
+MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm) {
+  return algorithm < MLFAB__COUNT(algorithm_list) ? algorithm_list[algorithm].name : NULL;
 }
 
 static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
@@ -26155,11 +26157,7 @@ static size_t plain_words_counts(char *text, size_t n, const uint64_t *counts, u
 
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
                                                const mlfab__comm_past *past, uint32_t ranks) {
-  static const char *const algorithms[] = {[MLFAB_ALGORITHM_RING] = "RING",
-                                           [MLFAB_ALGORITHM_HALVING] = "HALVING",
-                                           [MLFAB_ALGORITHM_DOUBLING] = "DOUBLING",
-                                           [MLFAB_ALGORITHM_TREE] = "TREE",
-                                           [MLFAB_ALGORITHM_PLANNED] = "PLANNED"};
+  const char *algorithm = mlfab__algorithm_name((uint32_t)past->algorithm);
   unsigned long long count = past->count;
   if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
@@ -26178,9 +26176,8 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
   }
   size_t n = strlen(text);
   if (past->has_counts) n = plain_words_counts(text, n, past->counts, ranks);
-  if (past->algorithm > MLFAB_ALGORITHM_AUTO && (size_t)past->algorithm < MLFAB__COUNT(algorithms))
-    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s",
-                          algorithms[past->algorithm]);
+  if (past->algorithm != MLFAB_ALGORITHM_AUTO && algorithm)
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s", algorithm);
   if (past->tag)
     snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;
@@ -26382,7 +26379,7 @@ MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *
 
 static int plain_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
                                  uint64_t count, mlfab_error *error) {
-  if (!mlfab__algorithm_exists(call->algorithm))
+  if (!mlfab__algorithm_name((uint32_t)call->algorithm))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
                        call->words, call->algorithm);
   if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
@@ -30725,10 +30722,10 @@ static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partia
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                        "a partial reduction: queue_max is %u, the limit is %d", o->queue_max,
                        MLFAB__PARTIAL_RUN_QUEUE_MAX);
-  if (o->algorithm > MLFAB_ALGORITHM_TREE)
+  if (!mlfab__algorithm_name(o->algorithm) || o->algorithm == MLFAB_ALGORITHM_PLANNED)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a partial reduction: %u is not an algorithm of an exchange "
-                       "(MLFAB_ALGORITHM_AUTO ... TREE)",
+                       "(MLFAB_ALGORITHM_*, but not PLANNED)",
                        o->algorithm);
   return 0;
 }
@@ -50061,8 +50058,7 @@ static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header
 /* Is the first frame after the proof the frame that the challenge announced, from that node? */
 static int guard_is_announced(const mlfab__link *link, const mlfab__header *header) {
   const mlfab__challenge *c = &link->session->challenge;
-  return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
-         header->type == MLFAB__REFUSE || header->type == MLFAB__BYE ||
+  return link->kind != MLFAB__LINK_NEW || !link->called ||
          (header->type == c->first && header->sender == c->node);
 }
 
@@ -51141,7 +51137,7 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
   if (repeated && writer->phase != MLFAB__WRITER_IDLE) return;
   if (repeated) {
     writer->done(writer->self, &writer->answer);
-  } else if (writer->phase != MLFAB__WRITER_IDLE || writer->filer->busy) {
+  } else if (writer->phase != MLFAB__WRITER_IDLE) {
     writer_refuse(writer, order, MLFAB_ERR_AGAIN, "is still writing another checkpoint");
   } else if (server->phase != MLFAB__MODEL_STANDS) {
     writer_refuse(writer, order, MLFAB_ERR_STATE, "has no model");
@@ -52172,7 +52168,6 @@ typedef struct mlfab__restore {
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
                                          struct mlfab__server *server, mlfab__filer *filer);
-MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore);
 /* Starts when worker 0 has defined a model. Returns 1: the model will be restored (perhaps this is under way); 0: no
  * directory. */
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
@@ -52224,10 +52219,6 @@ MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
   if (restore->phase == MLFAB__RESTORE_IDLE) return;
   restore->stale = restore->filer->busy;
   restore_end(restore);
-}
-
-MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore) {
-  if (restore->env && restore->server) mlfab__restore_stop(restore);
 }
 
 /* --- errors --- */
@@ -53379,7 +53370,7 @@ static uint64_t checkpoint_deadline(const void *self) {
 static void checkpoint_free(void *self) {
   mlfab__checkpoint *c = self;
   if (!c->node) return;
-  mlfab__restore_free(&c->restore);
+  mlfab__restore_stop(&c->restore);
   mlfab__writer_free(&c->writer);
   if (c->lead) mlfab__lead_free(c->lead);
   mlfab__free(&c->node->env, c->lead, sizeof *c->lead);
@@ -55147,19 +55138,16 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
   mlfab__env *env = server->env;
   mlfab__keeper *keeper = mlfab__alloc(env, sizeof *keeper);
   if (!keeper) return MLFAB_ERR_MEMORY;
-  memset(keeper, 0, sizeof *keeper);
   server->keeping = keeper;
   keeper->div_max = div_max;
   keeper->sent = mlfab__alloc_array(env, server->workers, sizeof *keeper->sent);
   keeper->has = mlfab__alloc_array(env, server->workers, sizeof *keeper->has);
   keeper->told = mlfab__alloc_array(env, server->workers, sizeof *keeper->told);
   keeper->asked = mlfab__alloc(env, server->workers);
-  if (keeper->asked) memset(keeper->asked, 0, server->workers);
   if (!keeper->sent || !keeper->has || !keeper->told || !keeper->asked) {
     keeper_free(server);
     return MLFAB_ERR_MEMORY;
   }
-  memset(keeper->told, 0, server->workers * sizeof *keeper->told);
   mlfab__divergence_init(&keeper->ledger, 0.0, div_max, 0, 0.0);
   server->keeper = &hooks;
   server->measures = 1;
@@ -58056,6 +58044,8 @@ MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why
 /* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
+/* Sets members that are 0 to the defaults of their settings. Returns the fault of a text, or NULL. */
+MLFAB__INTERNAL const char *mlfab__config_members(mlfab_config *config);
 /* Returns the setting of which `name` is a misspelling, or which sets the member `name`; NULL if there is none near. */
 MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name);
 /* Finds the next variable, from *at_p on, that begins with MLFAB_, that no code reads, and that resembles a setting.
@@ -58069,30 +58059,7 @@ MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_
 
 /* ==== core/api/complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
 
-MLFAB_API void mlfab_config_init(mlfab_config *config) {
-  if (!config) return;
-  memset(config, 0, sizeof *config);
-  config->size = sizeof *config;
-  mlfab_schedule_init(&config->schedule);
-}
-
-MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
-  if (!schedule) return;
-  memset(schedule, 0, sizeof *schedule);
-  schedule->size = sizeof *schedule;
-  schedule->delay_bound = MLFAB_UNBOUNDED;
-}
-
 #define COMPLETE_DEFAULT(member, standard) ((member) = (member) ? (member) : (standard))
-
-/* Returns 1 if every text is terminated. */
-static int complete_texts_end(const mlfab_config *c) {
-#define ENDS(member) (memchr(c->member, 0, sizeof c->member) != NULL)
-  return ENDS(coordinator) && ENDS(job) && ENDS(listen) && ENDS(ifname) && ENDS(key) &&
-         ENDS(key_file) && ENDS(checkpoint_dir) && ENDS(resume) && ENDS(log) && ENDS(metrics) &&
-         ENDS(trace) && ENDS(vote_dir);
-#undef ENDS
-}
 
 /* Checks the members about the scheduler. Returns the fault, or NULL. */
 static const char *complete_check_scheduler(mlfab_config *c) {
@@ -58196,24 +58163,16 @@ static const char *complete_check_roles(mlfab_config *c) {
   return NULL;
 }
 
-/* The members of every process, with their defaults. */
+/* The members of every process, with the defaults of those that are no settings. */
 static const char *complete_check_members(mlfab_config *config) {
-  if (!complete_texts_end(config))
-    return "a text of the configuration has no terminating zero byte";
-  COMPLETE_DEFAULT(config->workers, 1);
-  COMPLETE_DEFAULT(config->servers, 1);
-  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
-  COMPLETE_DEFAULT(config->timeout_ns, 300000000000u);
-  COMPLETE_DEFAULT(config->heartbeat_ns, 500000000u);
-  COMPLETE_DEFAULT(config->silent_death_ns, 30000000000u);
+  const char *wrong = mlfab__config_members(config);
+  if (wrong) return wrong;
   COMPLETE_DEFAULT(config->spin_ns, 20000);
-  COMPLETE_DEFAULT(config->seed, 1);
   COMPLETE_DEFAULT(config->chunk_bytes, 262144);
   COMPLETE_DEFAULT(config->eager_bytes, 262144);
   COMPLETE_DEFAULT(config->block_bytes, 1048576);
   COMPLETE_DEFAULT(config->merge_max, 128);
   COMPLETE_DEFAULT(config->model_max_bytes, (uint64_t)64 << 30);
-  COMPLETE_DEFAULT(config->metrics_ns, 1000000000u);
   if (config->heartbeat_ns < 1000000) return "heartbeat_ns is below 1 ms";
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
     return "chunk_bytes must be a multiple of 64, at most 1 MiB";
@@ -58407,7 +58366,7 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
 }
 #endif /* MLFAB_WITH_KEYS */
 
-/* ==== core/api/config.c - fills a configuration from the environment, which no other file reads.
+/* ==== core/api/config.c - the settings; fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: the caller's values, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Then
  * the launcher's rank and size follow (Open MPI, PMI, and Slurm inside a step). Last is a rank alone (PMIx, an indexed
@@ -58426,29 +58385,29 @@ typedef struct config_setting {
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
   uint64_t low, high;
-  const mlfab__word *words;               /* or NULL */
-  const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
+  const mlfab__word *words; /* or NULL */
   const char *meaning;
+  const char *standard; /* its default, as a text, or NULL */
 } config_setting;
 
 #define CONFIG_WORDS(...) ((const mlfab__word[]){__VA_ARGS__, {NULL, 0}})
-#define CONFIG_ROW(name, kind, type, member, ...)                  \
-  {                                                                \
-    name, kind, (uint16_t)offsetof(mlfab_##type, member),          \
-        (uint16_t)sizeof(((mlfab_##type *)0)->member), __VA_ARGS__ \
+#define CONFIG_ROW(name, kind, type, member, low, high, words, ...)                             \
+  {                                                                                             \
+    name, kind, (uint16_t)offsetof(mlfab_##type, member),                                       \
+        (uint16_t)sizeof(((mlfab_##type *)0)->member), low, high, words, .meaning = __VA_ARGS__ \
   }
-#define CONFIG_U(name, type, member, low, high, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, NULL, meaning)
+#define CONFIG_U(name, type, member, low, high, ...) \
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, NULL, __VA_ARGS__)
 #define CONFIG_W(name, type, member, low, high, meaning, ...) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), NULL, meaning)
+  CONFIG_ROW(name, CONFIG_NUMBER, type, member, low, high, CONFIG_WORDS(__VA_ARGS__), meaning)
 #define CONFIG_R(name, type, member, high, meaning) \
-  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, NULL, meaning)
-#define CONFIG_N(name, type, member, word_of, meaning) \
-  CONFIG_ROW(name, CONFIG_NUMBER, type, member, 1, 0, NULL, word_of, meaning)
-#define CONFIG_T(name, type, member, kind, meaning) \
-  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, NULL, meaning)
-#define CONFIG_TIME(name, member, low, meaning) \
-  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, NULL, meaning)
+  CONFIG_ROW(name, CONFIG_REAL, type, member, 0, high, NULL, meaning)
+#define CONFIG_T(name, type, member, kind, ...) \
+  CONFIG_ROW(name, kind, type, member, 0, 0, NULL, __VA_ARGS__)
+#define CONFIG_TIME(name, member, low, ...) \
+  CONFIG_ROW(name, CONFIG_TIMES, config, member, low, 86400000, NULL, __VA_ARGS__)
+#define CONFIG_OPTIMIZER(kind, name, ...) {#name, MLFAB_OPTIMIZER_##kind},
+#define CONFIG_SYNC(kind, name, ...) {#name, MLFAB_SYNC_##kind},
 enum { CONFIG_MS = 1000000 };
 #define CONFIG_HUGE UINT64_MAX
 #define CONFIG_INF 0
@@ -58463,24 +58422,24 @@ static const config_setting config_others[] = {
 };
 
 static const config_setting config_settings[] = {
-    CONFIG_U("workers", config, workers, 1, 65536, "workers at the beginning"),
+    CONFIG_U("workers", config, workers, 1, 65536, "workers at the beginning", "1"),
     CONFIG_U("workers_max", config, workers_max, 1, 65536, "most workers at a time"),
     CONFIG_U("join", config, join, 0, 1, "1: joins a fabric that runs"),
-    CONFIG_U("servers", config, servers, 1, 4096, "servers at the beginning"),
+    CONFIG_U("servers", config, servers, 1, 4096, "servers at the beginning", "1"),
     CONFIG_U("servers_max", config, servers_max, 1, 4096, "most servers at a time"),
     CONFIG_U("dedicated", config, dedicated, 0, 1, "1: servers are processes of their own"),
     CONFIG_U("allow_insecure", config, allow_insecure, 0, 1, "1: TCP works without a key"),
     CONFIG_U("order_by_rate", config, order_by_rate, 0, 1, "1: fast hosts come first in a ring"),
     CONFIG_T("coordinator", config, coordinator, CONFIG_TEXT, "address of server 0"),
-    CONFIG_T("job", config, job, CONFIG_TEXT, "name of the fabric"),
+    CONFIG_T("job", config, job, CONFIG_TEXT, "name of the fabric", "mlfab"),
     CONFIG_T("key", config, key, CONFIG_SECRET, "16 to 128 characters that all nodes have"),
     CONFIG_T("key_file", config, key_file, CONFIG_TEXT, "file with the key, of this user alone"),
     CONFIG_T("listen", config, listen, CONFIG_TEXT, "address of this node"),
     CONFIG_T("socket_ifname", config, ifname, CONFIG_TEXT, "for TCP: eth, ^docker, =eth0,eth1"),
-    CONFIG_TIME("timeout_ms", timeout_ns, 1, "deadline of a call, joining included"),
-    CONFIG_TIME("heartbeat_ms", heartbeat_ns, 1, "a peer is dead after 5 without a byte"),
-    CONFIG_TIME("silent_death_ms", silent_death_ns, 1, "limit for a peer that is stopped"),
-    CONFIG_U("seed", config, seed, 1, UINT64_MAX, "of random choices"),
+    CONFIG_TIME("timeout_ms", timeout_ns, 1, "deadline of a call, joining included", "5min"),
+    CONFIG_TIME("heartbeat_ms", heartbeat_ns, 1, "a peer is dead after 5 without a byte", "500"),
+    CONFIG_TIME("silent_death_ms", silent_death_ns, 1, "limit for a peer that is stopped", "30s"),
+    CONFIG_U("seed", config, seed, 1, UINT64_MAX, "of random choices", "1"),
     CONFIG_W("transport", config, transports, 1, 0, "what carries the bytes", {"auto", 0},
              {"tcp", MLFAB_USE_TCP}, {"shm", MLFAB_USE_SHM}, {"mpi", MLFAB_USE_MPI},
              {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
@@ -58508,7 +58467,7 @@ static const config_setting config_settings[] = {
     CONFIG_T("metrics", config, metrics, CONFIG_TEXT, "file of counters, for mlfab-top"),
     CONFIG_T("trace", config, trace, CONFIG_TEXT, "file of transfers, for ui.perfetto.dev"),
     CONFIG_U("mpi_lend", config, mpi_lend, 0, 1, "1: MPI sends large data without a copy"),
-    CONFIG_TIME("metrics_ms", metrics_ns, 10, "time between two writes of the metrics"),
+    CONFIG_TIME("metrics_ms", metrics_ns, 10, "time between two writes of the metrics", "1s"),
     CONFIG_U("replicas", config, replicas, 0, 1, "1: each server has a replica"),
     CONFIG_R("div_max", config, div_max, CONFIG_INF, "largest distance of a replica"),
     CONFIG_T("vote_dir", config, vote_dir, CONFIG_TEXT, "directory of votes about servers"),
@@ -58517,13 +58476,15 @@ static const config_setting config_settings[] = {
 };
 
 static const config_setting config_model[] = {
-    CONFIG_N("optimizer", model_options, optimizer, mlfab__optimizer_name, "rule of updates"),
+    CONFIG_W("optimizer", model_options, optimizer, 1, 0, "rule of updates",
+             MLFAB__OPTIMIZERS(CONFIG_OPTIMIZER){NULL, 0}),
     CONFIG_R("gamma", model_options, gamma, 1, "momentum, nesterov; below 1"),
     CONFIG_R("beta1", model_options, beta1, 1, "adam, lion: decay of the mean; below 1"),
     CONFIG_R("beta2", model_options, beta2, 1, "adam, rmsprop, lion: decay; below 1"),
     CONFIG_R("epsilon", model_options, epsilon, CONFIG_HUGE, "added to divisors"),
     CONFIG_R("weight_decay", model_options, weight_decay, CONFIG_HUGE, "decay of weights"),
-    CONFIG_N("consistency", model_options, consistency.kind, mlfab__sync_name, "when a pull waits"),
+    CONFIG_W("consistency", model_options, consistency.kind, 1, 0, "when a pull waits",
+             MLFAB__SYNCS(CONFIG_SYNC){NULL, 0}),
     CONFIG_U("staleness", model_options, consistency.staleness, 0, INT64_MAX, "iterations ahead"),
     CONFIG_U("need", model_options, consistency.need, 1, 65536, "drop: pushes of a round"),
     CONFIG_R("chance", model_options, consistency.chance, 1, "pssp: probability of a wait"),
@@ -58641,6 +58602,22 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
   return 0;
 }
 
+/* --- initial values --- */
+
+MLFAB_API void mlfab_config_init(mlfab_config *config) {
+  if (!config) return;
+  memset(config, 0, sizeof *config);
+  config->size = sizeof *config;
+  mlfab_schedule_init(&config->schedule);
+}
+
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
+  if (!schedule) return;
+  memset(schedule, 0, sizeof *schedule);
+  schedule->size = sizeof *schedule;
+  schedule->delay_bound = MLFAB_UNBOUNDED;
+}
+
 /* --- one setting --- */
 
 static int config_bad(mlfab_error *error, const char *name, const char *value, const char *want) {
@@ -58678,10 +58655,8 @@ static int config_real(const config_setting *s, const char *name, const char *te
 
 /* Word i of a setting and its value, or NULL. */
 static const char *config_word_at(const config_setting *s, uint32_t i, uint64_t *value_p) {
-  if (s->words) return *value_p = s->words[i].value, s->words[i].word;
-  const char *word = s->word_of ? s->word_of(i) : "unknown";
-  *value_p = i;
-  return strcmp(word, "unknown") != 0 ? word : NULL;
+  *value_p = s->words ? s->words[i].value : 0;
+  return s->words ? s->words[i].word : NULL;
 }
 
 /* One of the words, or a number where the setting has a range. */
@@ -58694,7 +58669,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
     if (!strcmp(text, word)) return 0;
     snprintf(want + at, sizeof want - at, " %s", word);
   }
-  if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
+  if (!strcmp(s->name, "optimizer") && !strcasecmp(text, "adamw"))
     snprintf(want + strlen(want), sizeof want - strlen(want),
              ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);
@@ -58740,6 +58715,18 @@ static int config_put(void *base, const config_setting *s, const char *name, con
     return config_bad(error, name, text, "too long");
   }
   return code;
+}
+
+MLFAB__INTERNAL const char *mlfab__config_members(mlfab_config *config) {
+  for (size_t i = 0; i < MLFAB__COUNT(config_settings); i++) {
+    const config_setting *s = &config_settings[i];
+    const char *member = (const char *)config + s->at;
+    if (s->kind >= CONFIG_TEXT && !memchr(member, 0, s->bytes))
+      return "a text of the configuration has no terminating zero byte";
+    if (s->standard && !memcmp(member, "\0\0\0\0\0\0\0", s->kind < CONFIG_TEXT ? s->bytes : 1))
+      (void)config_put(config, s, s->name, s->standard, NULL);
+  }
+  return NULL;
 }
 
 static int config_set(void *base, int table, const char *name, const char *value,
@@ -59109,13 +59096,14 @@ MLFAB_API int mlfab_setting_text(uint32_t index, char *text, size_t room) {
   const config_setting *s = config_at(index, &table);
   const mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT;
   const mlfab_filter filter = {.size = sizeof filter};
-  mlfab_config initial, complete;
+  mlfab_config initial;
   mlfab_error error = {.text = "': not a text"};
   char value[64];
   if (!s || !text) return MLFAB_ERR_ARGUMENT;
   mlfab_config_init(&initial);
-  (void)mlfab__config_complete(&initial, &complete, NULL);
-  const void *of[] = {&complete, &complete, &model, &filter};
+  (void)mlfab__config_members(&initial);
+  initial.workers_max = initial.servers_max = 1;
+  const void *of[] = {&initial, &initial, &model, &filter};
   config_say_value(s, (const char *)of[table] + s->at, value);
   (void)config_put(&initial, s, "", "?",
                    &error); /* a text is set; else the error lists the values */
@@ -75136,7 +75124,8 @@ typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
   const char *without;                   /* the switch that leaves it out */
-  int unasked;                           /* 1: opened if the configuration names no transport */
+  uint8_t unasked;                       /* 1: opened if the configuration names no transport */
+  uint8_t keyless;                       /* 1: its addresses need no key */
   const mlfab_transport *(*table)(void); /* returns NULL if the transport is left out */
   /* Memory that reachable processes may map, and collectives in it; or NULL. */
   const mlfab__context_areas *(*areas)(void);
@@ -75144,9 +75133,9 @@ typedef struct open_transport {
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
-    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, 1, mlfab_transport_mpi, NULL, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, 0, mlfab_transport_tcp, NULL, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
@@ -75221,9 +75210,9 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 static int open_is_remote(const char *address) {
   const char *other = strchr(address, ',');
   if (other && open_is_remote(other + 1)) return 1;
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
-      open_begins(address, "mpi"))
-    return 0;
+  if (!*address || open_begins(address, "unix")) return 0;
+  for (int i = 0; i < OPEN_COUNT; i++)
+    if (open_list[i].keyless && open_begins(address, open_list[i].name)) return 0;
   if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
