@@ -120,8 +120,8 @@ def contestants(build, ranks):
         return os.path.join(build, name)
 
     run = [program("mlfab-run"), "-n", str(ranks), "-s", "0", "--no-prefix"]
-    ours, limit = program("bench-collective-ours"), program("bench-collective-limit")
-    mpi, gloo = program("bench-collective-mpi"), program("bench-collective-gloo")
+    ours, limit = program("bench-collective_ours"), program("bench-collective_limit")
+    mpi, gloo = program("bench-collective_mpi"), program("bench-collective_gloo")
     found = {
         "shm": (run + ["--shm", ours, "DIR"], {}),
         "shm-alloc": (run + ["--shm", ours, "DIR", "alloc"], {}),
@@ -255,7 +255,7 @@ class Bench:
         found, missing = contestants(self.options.build, ranks)
         cells = [(size, self.wanted(ranks, size)) for size in SIZES]
         if missing and ranks == RANKS[0]:
-            print("Left out, since not installed (make deps): %s" % ", ".join(missing))
+            print("Left out, since not installed (make deps-check): %s" % ", ".join(missing))
         needed = {n for _, hows in cells for how in hows
                   for n in [how, PEERS[how][1]] + PEERS[how][0]}
         try:

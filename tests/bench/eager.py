@@ -32,7 +32,7 @@ def measure(build, rounds):
     """{(how, size): (mean ms, median ms, wrong, [active ranks of each round])}"""
     cases = ["%s:%d:%d" % (how, SIZES[size], count or rounds) for how, size, count in CASES]
     command = [os.path.join(build, "mlfab-run"), "-n", str(RANKS), "-s", "0", "--shm",
-               "--no-prefix", os.path.join(build, "bench-eager-ranks"), str(STEP_MS)] + cases
+               "--no-prefix", os.path.join(build, "bench-eager_ranks"), str(STEP_MS)] + cases
     done = subprocess.run(command, capture_output=True, text=True, check=False,
                           timeout=120 + rounds)
     lines = [line.split() for line in done.stdout.splitlines() if " wrong " in line]

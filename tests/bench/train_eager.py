@@ -34,7 +34,7 @@ IMAGE_COMPUTE_MS, IMAGE_DELAY_MS = 10, 5
 def run(build, mode, steps, *options):
     """{seconds, in_time, not_seen, loss or accuracy} of a training."""
     command = [os.path.join(build, "mlfab-run"), "-n", str(RANKS), "-s", "0", "--shm",
-               "--no-prefix", os.path.join(build, "bench-eager-train"), "--mode", mode,
+               "--no-prefix", os.path.join(build, "bench-eager_train"), "--mode", mode,
                "--steps", str(steps)] + list(map(str, options))
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120 + steps)
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("result ")]

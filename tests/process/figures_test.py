@@ -318,6 +318,13 @@ def test_files_exist():
             expect(any(os.path.exists(os.path.join(ROOT, below, file)) for below in ("", "tests")), "%s: %s" % (path, file))
 
 
+def test_benches_exist():
+    """The scripts of the benchmark start programs that make builds: bench-NAME of tests/bench/NAME.c or .cc."""
+    for script in sorted(glob.glob(os.path.join(ROOT, "tests/bench/*.py"))):
+        for name in re.findall(r"bench-(\w[\w-]*)", read(os.path.relpath(script, ROOT))):
+            expect(glob.glob(os.path.join(ROOT, "tests/bench", name + ".c*")), "bench-%s of %s" % (name, script))
+
+
 def test_recipes_have_the_version():
     version = re.search(r'^#define MLFAB_VERSION "(.*)"', read("mlfab.h"), re.M)[1]
     for path, pattern in (("packaging/debian/changelog", r"^mlfab \((.*)-\d+\)"), ("packaging/meson/mlfab.wrap", r"mlfab-([\d.]+)\.tar"),
