@@ -310,6 +310,10 @@ TEST(test_configurations) {
   assert_int_equal(refused(WITH(c.workers = 2), "coordinator"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.servers = 2), "servers"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.workers = 65537), "65536"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.workers_max = 65537), "65536"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.workers_max = 65536, c.servers = 2, c.servers_max = 1),
+                           "servers_max is below servers"),
+                   MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.roles = 16), "roles"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.roles = MLFAB_ROLE_SERVER), "roles"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.dedicated = 1, c.roles = 3), "dedicated"), MLFAB_ERR_CONFIG);

@@ -610,7 +610,7 @@ CASE(test_requests) {
   assert_int_equal(f.answer.servers, SERVERS);
 }
 
-/* The directory does not answer in time, neither with its list nor about a file of a dead attempt. */
+/* The directory answers too late: with its list, or about a file of a dead attempt. */
 TEST(test_directory_too_slow) {
   static const char *const whys[] = {"server 0 has not listed the directory in time",
                                      "server 0 has not removed the files of failed checkpoints in "

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -99,7 +100,8 @@ static void end_log(void *user, int level, const char *line) {
 
 static const mlfab_transport *tcp(void) { return mlfab_transport_tcp(); }
 
-static int unkeyed; /* 1: ends have neither a key nor allow_insecure */
+static int unkeyed;              /* 1: ends have neither a key nor allow_insecure */
+static const mlfab_layer *layer; /* of the ends */
 
 static int end_open_limited(end *e, const char *listen, const char *ifname, uint32_t insecure,
                             int allocations) {
@@ -119,7 +121,8 @@ static int end_open_limited(end *e, const char *listen, const char *ifname, uint
                                      .ifname = ifname,
                                      .job = "test",
                                      .env = &e->env,
-                                     .error = &e->error};
+                                     .error = &e->error,
+                                     .layer = layer};
   return tcp()->open(&options, &e->self, e->address);
 }
 
@@ -647,6 +650,64 @@ TEST_WITH(test_idle_links, two_ends, close_ends) {
   }
   assert_true(a.bytes < MANY * 8192 + 300000);
   assert_true(b.bytes < MANY * 8192 + 300000);
+}
+
+/* --- a layer that refuses ---------------------------------------------------------------------- */
+
+typedef struct session {
+  int fd, called;
+  uint32_t attempt;
+} session;
+
+static uint32_t attempts; /* of the calling end */
+
+static int layer_begin(void *user, int fd, int called, uint32_t attempt, void **session_p) {
+  session *new = malloc(sizeof *new);
+  (void)user;
+  assert_non_null(new);
+  *new = (session){fd, called, attempt};
+  if (!called) assert_int_equal(attempt, attempts++);
+  *session_p = new;
+  return 0;
+}
+
+static int layer_shake(void *of, int *out_p) {
+  const session *s = of;
+  (void)out_p;
+  return !s->called && s->attempt < 3 ? MLFAB_ERR_REFUSED : 0;
+}
+
+static ptrdiff_t layer_send(void *of, const struct iovec *pieces, int count) {
+  return writev(((session *)of)->fd, pieces, count);
+}
+
+static ptrdiff_t layer_receive(void *of, const struct iovec *pieces, int count) {
+  return readv(((session *)of)->fd, pieces, count);
+}
+
+static void layer_finish(void *of) { (void)of; }
+static const char *layer_why(void *of) { return (void)of, ""; }
+
+/* It refuses a call three times, and is told each time how often: so it can try another key. */
+TEST_WITH(test_attempts, NULL, close_ends) {
+  const mlfab_layer played = {.size = sizeof played,
+                              .name = "played",
+                              .begin = layer_begin,
+                              .shake = layer_shake,
+                              .send = layer_send,
+                              .receive = layer_receive,
+                              .finish = layer_finish,
+                              .why = layer_why,
+                              .end = free,
+                              .close = layer_finish};
+  layer = &played;
+  attempts = 0;
+  two_ends(NULL);
+  connect_ends();
+  assert_int_equal(attempts, 4);
+  greet(&a, &b);
+  close_ends(NULL);
+  layer = NULL;
 }
 
 /* One detach returns all bulks sent with a token, because the chunks of an update share one. The receiver
