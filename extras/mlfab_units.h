@@ -1,4 +1,5 @@
-/* mlfab_units.h - sizes and times as people type them, in variables of the extras. Internal: not installed. */
+/* mlfab_units.h - sizes and times as people type them, in variables of the extras; the sizes also in options of
+ * the tools. Internal: not installed. */
 #ifndef MLFAB_UNITS_H
 #define MLFAB_UNITS_H
 

@@ -4,6 +4,7 @@
 #define MLFAB_TOOLS_OPTIONS_H
 
 #include "../core/base/typed.h"
+#include "../extras/mlfab_units.h"
 
 #include <errno.h>
 #include <math.h>
@@ -72,17 +73,7 @@ static _Noreturn void options_refuse(const char *format, ...) {
 
 static const mlfab__word options_multiples[] = {
     {"k", 1000}, {"m", 1000000}, {"g", 1000000000}, {NULL, 0}};
-static const mlfab__word options_sizes[] = {{"B", 1},
-                                            {"kB", 1000},
-                                            {"KB", 1000},
-                                            {"MB", 1000000},
-                                            {"GB", 1000000000},
-                                            {"TB", 1000000000000},
-                                            {"KiB", 1024},
-                                            {"MiB", 1048576},
-                                            {"GiB", 1073741824},
-                                            {"TiB", 1099511627776},
-                                            {NULL, 0}};
+static const mlfab__word options_sizes[] = MLFAB__SIZE_UNITS;
 static const mlfab__word options_rates[] = {
     {"kbit", 125}, {"Mbit", 125000}, {"Gbit", 125000000}, {"Tbit", 125000000000}, {NULL, 0}};
 

@@ -218,7 +218,7 @@ def paper_eager(data):
                 kind, dash, (7, 5, 9)[dash - 1], colour, quoted("%s, %s" % (kind, net))))
         told = next(re.findall(NUMBER, row[1])[0] for row in rows if row[0].endswith("full / " + kind) and re.search(NUMBER, row[1]))
         plots.append("%s with lines lw 2 dt 2 lc rgb '%s' title 'the paper: %s, %s times'" % (told, ORANGE, kind, told))
-    script += "set logscale y\nset yrange [1:60000]\nset xrange [-0.2:%g]\nset xtics (%s)\nset grid y\nset key bottom center outside vertical maxrows 8\n" % (
+    script += "set logscale y\nset yrange [1:60000]\nset xrange [-0.2:%g]\nset xtics (%s)\nset grid y\nset key top center outside vertical maxrows 8\n" % (
         len(sizes) - 0.8, ", ".join("%s %d" % (quoted(size), i) for i, size in enumerate(sizes)))
     return "Partial allreduces", script + "set xlabel 'size of the allreduce'\nset ylabel 'times as fast as a full one'\nplot " + ", ".join(plots) + "\n", 470
 

@@ -8,7 +8,7 @@
  * part, and has the same bits on every rank; of every failure that all open calls of a rank have it,
  * and that the next calls match again.
  *
- * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone. */
+ * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) 50. MLFAB_SEED=n runs one alone. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -373,6 +373,11 @@ static uint64_t first_wrong(world *w, plan *p, uint64_t members, const uint8_t *
 }
 
 static uint64_t hash_bytes(uint64_t hash, const uint8_t *data, uint64_t bytes) {
+  for (uint64_t word; bytes >= sizeof word; bytes -= sizeof word, data += sizeof word) {
+    memcpy(&word, data, sizeof word);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  }
   for (uint64_t i = 0; i < bytes; i++) hash = (hash ^ data[i]) * 0x100000001b3ull;
   return mix(hash);
 }
@@ -444,10 +449,13 @@ static void check_copies(world *w, uint32_t i, open_call *c) {
   }
 }
 
+static uint64_t memory_bytes_of(const plan *p) {
+  return (p->count * p->width + BUFS * 128) / 64 * 64 + 128;
+}
+
 /* The buffers of a list lie apart, backwards. */
 static mlfab_vec *vecs_of(const plan *p, uint8_t *memory, mlfab_vec *vecs) {
-  uint64_t room = p->count * p->width + 64;
-  uint8_t *end = memory + BUFS * (room / 64 * 64 + 64);
+  uint8_t *end = memory + memory_bytes_of(p) - 64;
   for (uint32_t i = 0; i < p->nbufs; i++) {
     uint64_t bytes = (p->lengths[i] * p->width + 63) / 64 * 64;
     end -= bytes;
@@ -455,10 +463,6 @@ static mlfab_vec *vecs_of(const plan *p, uint8_t *memory, mlfab_vec *vecs) {
     end -= 64;
   }
   return vecs;
-}
-
-static uint64_t memory_bytes_of(const plan *p) {
-  return BUFS * ((p->count * p->width + 64) / 64 * 64 + 64) + 64;
 }
 
 /* As one array, as the literal has it. */
@@ -473,6 +477,10 @@ static void check_success(world *w, uint32_t i, open_call *c) {
     return;
   }
   mlfab_vec vecs[BUFS];
+  if (p->nbufs == 1) {
+    check_sum(w, i, c, vecs_of(p, c->memory, vecs)->data);
+    return;
+  }
   uint8_t *data = malloc(p->count * p->width + 1);
   uint64_t at = 0;
   assert_non_null(data);
@@ -1456,13 +1464,13 @@ static void run_planned_seed(uint64_t seed) { run_seed_as(seed, 1); }
 
 static void test_seeds(void **state) {
   (void)state;
-  seeds_run("collective", test_cases_from(5, 100), run_seed);
+  seeds_run("collective", test_cases_few(5, 50, 100), run_seed);
 }
 
 static void test_planned_seeds(void **state) {
   (void)state;
   if (!WITH_MODEL) skip();
-  seeds_run("planned", test_cases_from(5, 100), run_planned_seed);
+  seeds_run("planned", test_cases_few(5, 50, 100), run_planned_seed);
 }
 
 int main(void) {

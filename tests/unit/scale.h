@@ -44,5 +44,10 @@ static inline uint64_t test_cases_from(uint64_t least, double usual) {
   return cases > least ? cases : least > 1 ? least : 1;
 }
 static inline uint64_t test_cases(double usual) { return test_cases_from(1, usual); }
+/* As many as test_cases_from(least, usual), but up to scale 1 at most `few`: fewer find all planted bugs. */
+static inline uint64_t test_cases_few(uint64_t least, uint64_t few, double usual) {
+  uint64_t cases = test_cases_from(least, usual);
+  return test_scale() <= 1.0 && cases > few ? few : cases;
+}
 
 #endif

@@ -292,19 +292,20 @@ static void expect_coded(worker *me) {
 
 static void expect_bits(const worker *me) {
   const mlfab__comm *comm = &me->comm;
+  const uint8_t *sent[WORKERS];
+  uint32_t inputs = 0;
+  for (uint32_t m = 0; m < comm->members; m++) {
+    uint32_t j = comm->ranks[m];
+    if (j != comm->rank && is_sender(me, j) != 1) continue;
+    sent[inputs] = sent_by(j, me, me->k);
+    assert_non_null(sent[inputs++]);
+  }
   for (uint64_t e = 0; e < w->count; e++) {
-    uint32_t inputs = 0;
-    double sum = 0;
-    float fsum = 0;
-    for (uint32_t m = 0; m < comm->members; m++) {
-      uint32_t j = comm->ranks[m];
-      if (j != comm->rank && is_sender(me, j) != 1) continue;
-      const uint8_t *sent = sent_by(j, me, me->k);
-      assert_non_null(sent);
-      double v = value(sent, e);
-      sum = inputs ? sum + v : v;
-      fsum = inputs ? fsum + (float)v : (float)v;
-      inputs++;
+    double sum = value(sent[0], e);
+    float fsum = (float)sum;
+    for (uint32_t i = 1; i < inputs; i++) {
+      sum += value(sent[i], e);
+      fsum += (float)value(sent[i], e);
     }
     if (w->dtype == MLFAB_F32) {
       assert_true((float)value(me->data, e) == fsum / (float)inputs);
