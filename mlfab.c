@@ -23116,15 +23116,15 @@ enum { GRAPH_WORDS = MLFAB__GRAPH_NODES_MAX / 64, GRAPH_REGULAR_ROUNDS = 16 };
 
 /* A row a node: the set of its neighbours, all out or all in. */
 typedef struct graph_rows {
-  uint64_t bits[MLFAB__GRAPH_NODES_MAX][GRAPH_WORDS];
+  uint64_t bits[GRAPH_WORDS];
 } graph_rows;
 
 static int graph_has(const graph_rows *rows, uint32_t row, uint32_t node) {
-  return (int)(rows->bits[row][node / 64] >> node % 64 & 1);
+  return (int)(rows[row].bits[node / 64] >> node % 64 & 1);
 }
 
 static void graph_flip(graph_rows *rows, uint32_t row, uint32_t node) {
-  rows->bits[row][node / 64] ^= (uint64_t)1 << node % 64;
+  rows[row].bits[node / 64] ^= (uint64_t)1 << node % 64;
 }
 
 static void graph_add(graph_rows *rows, uint32_t row, uint32_t node) {
@@ -23132,7 +23132,7 @@ static void graph_add(graph_rows *rows, uint32_t row, uint32_t node) {
 }
 
 static void graph_turn(const graph_rows *rows, uint32_t nodes, graph_rows *turned) {
-  memset(turned, 0, sizeof *turned);
+  memset(turned, 0, nodes * sizeof *turned);
   for (uint32_t i = 0; i < nodes; i++) {
     for (uint32_t j = 0; j < nodes; j++) {
       if (graph_has(rows, i, j)) graph_flip(turned, j, i);
@@ -23143,7 +23143,7 @@ static void graph_turn(const graph_rows *rows, uint32_t nodes, graph_rows *turne
 static uint32_t graph_degree(const graph_rows *rows, uint32_t row) {
   uint32_t degree = 0;
   for (uint32_t w = 0; w < GRAPH_WORDS; w++) {
-    for (uint64_t bits = rows->bits[row][w]; bits; bits &= bits - 1) degree++;
+    for (uint64_t bits = rows[row].bits[w]; bits; bits &= bits - 1) degree++;
   }
   return degree;
 }
@@ -23193,7 +23193,7 @@ static void graph_build_by_rule(uint32_t kind, uint32_t nodes, graph_rows *out) 
 /* Builds the ring over the shuffled nodes, each to its next `degree`. */
 static void graph_band(uint32_t nodes, uint32_t degree, const uint32_t *names, graph_rows *out,
                        mlfab_edge *edges) {
-  memset(out, 0, sizeof *out);
+  memset(out, 0, nodes * sizeof *out);
   for (uint32_t i = 0; i < nodes; i++) {
     for (uint32_t k = 0; k < degree; k++) {
       mlfab_edge edge = {names[i], names[(i + 1 + k) % nodes]};
@@ -23271,18 +23271,18 @@ int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t s
     return MLFAB_ERR_ARGUMENT;
   mlfab__env_init(&env, NULL);
   size_t drawn = regular ? (size_t)nodes * degree : 0;
-  graph_rows *rows = mlfab__alloc_array(&env, 2, sizeof *rows);
+  graph_rows *rows = mlfab__alloc_array(&env, (size_t)2 * nodes, sizeof *rows);
   mlfab_edge *draft = mlfab__alloc_array(&env, drawn, sizeof *draft);
   if (rows && (draft || !regular)) {
     if (regular) {
-      graph_build_regular(nodes, degree, seed, &rows[0], &rows[1], draft);
+      graph_build_regular(nodes, degree, seed, rows, rows + nodes, draft);
     } else {
-      graph_build_by_rule(kind, nodes, &rows[0]);
+      graph_build_by_rule(kind, nodes, rows);
     }
-    code = graph_list(&rows[0], nodes, edges, room, edges_p);
+    code = graph_list(rows, nodes, edges, room, edges_p);
   }
   mlfab__free(&env, draft, drawn * sizeof *draft);
-  mlfab__free(&env, rows, 2 * sizeof *rows);
+  mlfab__free(&env, rows, (size_t)2 * nodes * sizeof *rows);
   return code;
 }
 
@@ -23477,16 +23477,16 @@ int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab
                        edges[k].from, edges[k].to, nodes);
   }
   mlfab__env_init(&env, NULL);
-  graph_rows *rows = mlfab__alloc_array(&env, 2, sizeof *rows);
+  graph_rows *rows = mlfab__alloc_array(&env, (size_t)2 * nodes, sizeof *rows);
   if (rows == NULL) {
     return MLFAB__FAIL(error_p, MLFAB_ERR_MEMORY, "out of memory for a graph of %u nodes", nodes);
   }
   for (uint32_t k = 0; k < n; k++) {
-    graph_add(&rows[0], edges[k].from, edges[k].to);
-    graph_add(&rows[1], edges[k].to, edges[k].from);
+    graph_add(rows, edges[k].from, edges[k].to);
+    graph_add(rows + nodes, edges[k].to, edges[k].from);
   }
-  int code = graph_check(&env, &rows[0], &rows[1], nodes, info_p, error_p);
-  mlfab__free(&env, rows, 2 * sizeof *rows);
+  int code = graph_check(&env, rows, rows + nodes, nodes, info_p, error_p);
+  mlfab__free(&env, rows, (size_t)2 * nodes * sizeof *rows);
   return code;
 }
 
