@@ -210,11 +210,11 @@ def test_scheduled_against_direct():
     expect(scheduled["applied"] > 0 and direct["applied"] > 0, "nothing came through")
 
 
-def slow_fabric(network, floats, beat_ms):
+def slow_fabric(network, floats, beat_ms, **more):
     """A worker and a server: first weights, two pushes and a pull of `floats` over the slow link. Returns both results."""
     common = dict(MLFAB_WORKERS=1, MLFAB_SERVERS=1, MLFAB_DEDICATED=1, MLFAB_RANK=0, MLFAB_ALLOW_INSECURE=1,
                   MLFAB_COORDINATOR="tcp:10.78.0.1:7070", MLFAB_TRANSPORT="tcp", MLFAB_SOCKET_IFNAME="eth0",
-                  MLFAB_TIMEOUT_MS=60000, MLFAB_HEARTBEAT_MS=beat_ms)
+                  MLFAB_HEARTBEAT_MS=beat_ms, **{"MLFAB_TIMEOUT_MS": 60000, **more})
     nodes = [network.start(host, helper("slow"), str(floats), MLFAB_ROLE=role, **common)
              for host, role in ((1, "server"), (2, "worker"))]
     try:
@@ -248,6 +248,21 @@ def test_a_chunk_takes_longer_than_three_heartbeats():
 def test_a_wide_area():
     """1 Mbit/s, 100 ms one way, 2 % loss."""
     on_a_slow_link(lambda network, host: network.wide(host, 1, 100, 2), 40000, 500)
+
+
+def test_large_packets_are_lost():
+    """A bridge with a smaller MTU drops large packets and tells nobody; heartbeats and headers pass. The error says it."""
+    network = Network(2)
+    try:
+        for host in (1, 2):
+            must("ip", "-n", network.name(host), "link", "set", "eth0", "gso_max_segs", "1")
+            must("ip", "link", "set", "%sv%d" % (TAG, host), "mtu", "700")
+        results = slow_fabric(network, 300000, 500, MLFAB_TIMEOUT_MS=15000)
+    finally:
+        network.down()
+    worker = results[1]
+    expect(worker.code != 0, "no large frame passes", results)
+    expect("compare the MTU of all interfaces" in worker.err + worker.out, "the cause", results)
 
 
 def test_scheduler_killed_and_started_again():
