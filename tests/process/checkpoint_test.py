@@ -137,7 +137,7 @@ def test_the_model_is_lost(*dead):
         expect(run.begins[0][0] == 0 and number >= newest and version == most > 0, "it goes on", run.begins)
         run.until(lambda: run.numbers()[-1] > number, "it makes checkpoints again")
         expect(run.foreign <= set(os.listdir(folder)), "those of the other run stay", os.listdir(folder))
-        expect("the model is lost" in run.told(), "it says so", run.told())
+        expect("the model is lost" in run.lines(), "it says so", run.told())
         run.process.terminate()
         run.until_end(128 + signal.SIGTERM)
 
@@ -146,10 +146,10 @@ def test_the_model_is_lost(*dead):
 def test_nothing_to_go_on_from(*dead):
     """A run without a checkpoint of its own ends."""
     with tempfile.TemporaryDirectory() as folder, Lost(folder, 10 ** 9, *["--replicas"] * (len(dead) > 1)) as run:
-        run.until(lambda: run.begins and "all ranks have joined" in run.told(), "it begins")
+        run.until(lambda: run.begins and "all ranks have joined" in run.lines(), "it begins")
         run.kill(dead)
         run.until_end(128 + signal.SIGKILL)
-        expect("made no whole checkpoint to go on from" in run.told(), "it says why", run.told())
+        expect("made no whole checkpoint to go on from" in run.lines(), "it says why", run.told())
         expect(len(run.begins) == 1 and run.foreign <= set(os.listdir(folder)), "it has not begun again", run.begins)
 
 

@@ -56,7 +56,12 @@ class Watched:
         pass
 
     def told(self):
+        """The last lines, for a failure."""
         return "\n".join(self.errors[-80:])
+
+    def lines(self):
+        """All lines: a quick machine may write hundreds before a test looks."""
+        return "\n".join(self.errors)
 
     def join(self):
         for thread in self.threads:

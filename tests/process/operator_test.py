@@ -92,7 +92,7 @@ def test_all_are_frozen(options, order):
         for _ in range(2):
             freeze(run, order)
         time.sleep(0.5)
-        expect(not re.search(r"\bdead\b|PEER_DEAD", run.told()), "nobody is taken for dead", run.told())
+        expect(not re.search(r"\bdead\b|PEER_DEAD", run.lines()), "nobody is taken for dead", run.told())
         run.end()
 
 
@@ -167,9 +167,9 @@ def test_a_disk_that_is_full_for_a_while():
         with Checkpoints(folder, "-s", 1, "--on-failure=continue") as run:
             run.writes()
             # Again and again: a checkpoint that is removed just then makes room for the next.
-            run.until(lambda: fill(run) or "a checkpoint failed" in run.told(), "a checkpoint fails")
+            run.until(lambda: fill(run) or "a checkpoint failed" in run.lines(), "a checkpoint fails")
             time.sleep(0.5)
-            expect(run.told().count("a checkpoint failed") <= 2, "a line a minute", run.told())
+            expect(run.lines().count("a checkpoint failed") <= 2, "a line a minute", run.told())
             names = os.listdir(folder)
             numbers = {int(n) for n in re.findall(r"checkpoint-(\d+)\.", "\n".join(names))}
             expect(len(numbers - set(checkpoint_test.numbers(names))) <= 1, "no files but those of an attempt under way", names)
@@ -226,7 +226,7 @@ def test_server_and_replica_are_killed(*dead):
             wait_until(lambda: len(run.begins) > 1 or run.ended(), lambda: "it goes on, or ends\n" + run.told())
             if run.ended():
                 run.join()
-                expect(run.process.returncode not in (0, 124) and "server" in run.told(), "it ends with an error", run.told())
+                expect(run.process.returncode not in (0, 124) and "server" in run.lines(), "it ends with an error", run.told())
             else:
                 number, version = run.begins[1][:2]
                 expect(number >= newest and version > 0, "it goes on from checkpoint %d or later" % newest,

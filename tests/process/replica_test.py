@@ -117,8 +117,8 @@ def test_the_run_ends_before_a_copy_is_back():
         job.until(lambda: "began" in began, "the worker trains")
         send(job.processes()[SERVER], signal.SIGKILL)
         job.until_end()
-        expect("it serves" in job.told(), "it ends with its worker", job.told())
-        expect(job.told().count("starting server 0 again") == 1, "the copy is started once", job.told())
+        expect("it serves" in job.lines(), "it ends with its worker", job.told())
+        expect(job.lines().count("starting server 0 again") == 1, "the copy is started once", job.told())
 
 
 # --- stops ---
@@ -350,7 +350,7 @@ def test_resume_without(transport, *dead):
         with Group("--" + transport, "--resume", saved, workers=1) as group:
             group.in_sync()
             group.end()
-            told = re.search(r"checkpoint \d+, version (\d+), loaded", group.told())
+            told = re.search(r"checkpoint \d+, version (\d+), loaded", group.lines())
             expect(told, "it says which version it goes on from", group.told())
             at, model, ours = int(told.group(1)), group.finals[0][2], group.counters[0]
             restored = {"d": model[0] - ours.done_durable, "a": model[2] - ours.done_applied}

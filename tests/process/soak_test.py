@@ -103,7 +103,7 @@ class Soak:
         self.killed[name] = 1
         send(self.fabric.processes()[name], signal.SIGKILL)
         self.fabric.until_end(status=None)
-        expect("server %d" % name[1] in self.fabric.told(), "it says why it ends", self.fabric.told())
+        expect("server %d" % name[1] in self.fabric.lines(), "it says why it ends", self.fabric.told())
 
     def end_well(self):
         end_writers(self.fabric, self.folder)
