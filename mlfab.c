@@ -2026,7 +2026,7 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
  * server's copy, or of the scheduler that votes on it. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint32_t added; /* a server that has joined the running fabric (node.h, Growth) */
+  uint32_t added; /* a server that has joined the running fabric (growth.h) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -2089,7 +2089,7 @@ typedef struct mlfab__bye { /* a regular end, or the reason for dropping the lin
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-/* server 0 -> all: a rank rejoined, died, left, or ran out of data; or a server has joined (node.h, Growth) */
+/* server 0 -> all: a rank rejoined, died, left, or ran out of data; or a server has joined (growth.h) */
 typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
   uint32_t hand;                    /* of a server that has joined; so are nonce and addresses */
@@ -10811,8 +10811,8 @@ MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored
  *  (2) The roles of a worker treat a VACANT number, and an added server without slices, alike: as absent (gone with
  *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
  *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
- *      fabric would miss it. If not, a process that takes its number is an added server, and all nodes close their links to the
- *      former process.
+ *      fabric would miss it. If not, a process that takes its number is an added server, and all nodes close their links
+ *      to the former process.
  *  (4) After 20 beats, an added server counts founders that have never called it as workers that have left. */
 
 struct mlfab__growing {
@@ -11160,8 +11160,8 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, 
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
 
-/* After a break the node calls a server again for 5 beats; after a silence the server is dead at once. A break before
- * HELLO_ACK does not restart the 5 beats: else the node would call for ever. */
+/* After a break the node calls a server again for 5 beats; after a silence the server is dead at once, unless it has
+ * replicas. A break before HELLO_ACK does not restart the 5 beats: else the node would call for ever. */
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why) {
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
@@ -11787,7 +11787,7 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
  * an incarnation. When all nodes are there, it sends WELCOME with the addresses of the servers to each of them. If a
  * rank has lost its process, a later process of that rank is welcomed at once, with a larger incarnation, which fences
  * the old process. A joiner calls again until its deadline. Workers and servers beyond the founders are not awaited,
- * and welcomed at once, too (node.h, Growth). */
+ * and welcomed at once, too (growth.h). */
 
 /* --- server 0: the nodes that have joined --- */
 
@@ -18622,8 +18622,8 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
 /* --- bytes into blocks --- */
 
 /* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
-static void apply_cursor(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
-                         mlfab__piece *piece) {
+static void apply_piece_at(const mlfab__server *server, const mlfab__incoming *update,
+                           uint64_t limit, mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
   mlfab__store_piece(&server->store, segment->offset + update->in_segment,
                      mlfab__min(limit, segment->bytes - update->in_segment), piece);
@@ -18665,7 +18665,7 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
   if (server->measures || mlfab__apply_steps(server, update)) return 1;
   while (update->consumed < bytes) {
     mlfab__piece piece;
-    apply_cursor(server, update, bytes - update->consumed, &piece);
+    apply_piece_at(server, update, bytes - update->consumed, &piece);
     if (piece.position != last && !apply_covers(server, update, &piece))
       copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
     last = piece.position;
@@ -18684,7 +18684,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
-    apply_cursor(server, update, bytes, &piece);
+    apply_piece_at(server, update, bytes, &piece);
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
@@ -18725,7 +18725,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
     apply_rewind(update);
     return 0;
   }
-  apply_cursor(server, update, update->push.bytes - update->consumed, piece);
+  apply_piece_at(server, update, update->push.bytes - update->consumed, piece);
   *data_p += update->consumed;
   apply_moved(update, piece->bytes);
   return 1;
@@ -19091,7 +19091,7 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   apply_info(server, update, delay, &info);
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
-    apply_cursor(server, update, UINT64_MAX, &piece);
+    apply_piece_at(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && apply_at_once(server, piece.slice)) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);
@@ -21017,14 +21017,11 @@ typedef struct
   uint32_t newcomers; /* number of newcomers among the members */
 } mlfab__membership_list;
 
+/* Shared memory of an epoch. LEFT: this worker has left it; others may not know yet. */
+enum { MLFAB__ARENA_NONE, MLFAB__ARENA_USED, MLFAB__ARENA_LEFT };
+
 /* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
  * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
-enum {
-  MLFAB__ARENA_NONE,
-  MLFAB__ARENA_USED,
-  MLFAB__ARENA_LEFT
-}; /* LEFT: others may not know yet */
-
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* USED: it has mapped the memory of all members */
@@ -30255,7 +30252,7 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
   membership_make_list(membership);
 }
 
-/* ==== core/coll/membership_records.c - the membership as records for the other copy of server 0. See membership.h, ../node/mirrored.h.
+/* ==== core/coll/membership_records.c - the membership as records for the other copy of server 0. See membership.h, mirrored.h.
  *
  * Left out: all that follows from the rest (order, list, lead, rate: mlfab__membership_resume), and mere courtesy (the
  * inquiry; the rank named as missing). */
@@ -35755,7 +35752,6 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 
 /* ==== core/sched/plan.h - the plan of a batch: the applied updates, their order, and their aggregators. The scheduler role calls it.
  *
- *
  * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything that a
  * scheduler reports of each update. A batch that is a list keeps its order, and only updates that can never arrive are
  * dropped.
@@ -38780,7 +38776,6 @@ MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops) {
 
 /* ==== core/sched/aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
  *
- *
  * It runs on a worker's node. Servers control it over that worker's links to them. Workers (members)
  * connect to it over separate links, its own worker too. It has a fixed number of accumulators, each as
  * large as the largest shard, and uses one for each group and each spread under way:
@@ -39872,7 +39867,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
   return deadline;
 }
 
-/* ==== core/sched/aggregator.c - the aggregator role: grants members of groups, adds their bytes, forwards the sum (up). See aggregator.h.
+/* ==== core/sched/aggregator.c - the aggregator role: grants members of groups, adds and forwards their bytes (up). See aggregator.h.
  *
  * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
  * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
@@ -46701,7 +46696,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * their pulls again. A worker sends updates and pulls only to servers that report its own epoch; a server with moving
  * slices reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after every HELLO.
  *
- * Servers that come and go. An added server (node.h, Growth) is a member of attempts while it owns slices; a first server
+ * Servers that come and go. An added server (growth.h) is a member of attempts while it owns slices; a first server
  * always, until it has gone without slices. At server 0:
  *
  *    IDLE --an attempt gives it slices: ADOPT, then PREPARE--> takes part --INSTALL--> MEMBER --loses its last slice--> IDLE
@@ -46906,7 +46901,7 @@ static void reshard_spare(mlfab__reshard *r, uint32_t server) {
   if (r->node->growth) r->node->growth->left(r->node, server, r->at[server].gone);
 }
 
-/* Late servers are members while they own slices. Server 0 keeps links to the others, to notice their end. */
+/* Added servers are members while they own slices. Server 0 keeps links to the others, to notice their end. */
 static void reshard_recount(mlfab__reshard *r) {
   for (uint32_t s = 1; s < r->servers; s++) {
     mlfab__reshard_seat *at = &r->at[s];
@@ -51244,7 +51239,7 @@ typedef struct mlfab__lead {
               const mlfab__checkpoint_order *order); /* the order to this server itself */
   uint32_t leader;                                   /* random number of this process */
   enum mlfab__lead_phase phase;
-  /* Does this server take part? Late servers do so only while they have slices. */
+  /* Does this server take part? Added servers do so only while they have slices. */
   int (*asks)(void *self, uint32_t server);
   uint32_t workers, servers;
   mlfab__lead_seat *seats;
@@ -53999,7 +53994,6 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
 
 #if MLFAB_WITH_REPLICA
 /* ==== core/replica/divergence.h - how far a replica may be from its server, computed from the norms of updates alone. keeper.c calls it.
- *
  *
  * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the replica
  * lags. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s, if the server has

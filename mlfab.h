@@ -1278,7 +1278,7 @@ enum mlfab_algorithm {
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
   MLFAB_ALGORITHM_TREE = 4,     /* binomial tree up and down */
   /* Allreduces that are not `ordered` (MLfabric §6): up a tree to a root drawn by seed, and down a tree. The scheduler
-   * chooses them by link capacity. A worker sends and receives the array once; two more round trips; an aggregator
+   * chooses both by link capacity. A worker sends and receives the array once; two more round trips; an aggregator
    * buffers up to 4 MiB of early data. As AUTO with two workers, or if no scheduler answers for a heartbeat. */
   MLFAB_ALGORITHM_PLANNED = 5,
   MLFAB_ALGORITHM_COUNT /* no algorithm: their number */

@@ -8,6 +8,7 @@
 
 #include "mlfab.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 /* Opens this process's node as the launcher says, works, and tells which call failed. Returns the exit status. */
@@ -30,12 +31,13 @@ static inline float example_uniform(uint64_t *state) {
   return (float)(int32_t)(*state >> 32) / 2147483648.0f;
 }
 
-/* Draws a batch of samples of y = truth . x with truth[i] = i. Adds `scale` times the gradient of their mean squared error
- * at `weights` to `sum`. Returns that error. */
+/* Draws a batch of samples of y = truth . x with truth[i] = i. Adds `scale` times half the gradient of their mean squared
+ * error at `weights` to `sum`. Returns that error. count: at most 64. */
 static inline double example_learn(const float *weights, int count, int batch, float scale,
                                    uint64_t *state, float *sum) {
   double loss = 0;
-  float x[64]; /* count: at most 64 */
+  float x[64];
+  assert(count <= 64);
   for (int b = 0; b < batch; b++) {
     float error = 0;
     for (int i = 0; i < count; i++) {

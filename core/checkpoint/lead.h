@@ -91,7 +91,7 @@ typedef struct mlfab__lead {
               const mlfab__checkpoint_order *order); /* the order to this server itself */
   uint32_t leader;                                   /* random number of this process */
   enum mlfab__lead_phase phase;
-  /* Does this server take part? Late servers do so only while they have slices. */
+  /* Does this server take part? Added servers do so only while they have slices. */
   int (*asks)(void *self, uint32_t server);
   uint32_t workers, servers;
   mlfab__lead_seat *seats;

@@ -38,14 +38,11 @@ typedef struct
   uint32_t newcomers; /* number of newcomers among the members */
 } mlfab__membership_list;
 
+/* Shared memory of an epoch. LEFT: this worker has left it; others may not know yet. */
+enum { MLFAB__ARENA_NONE, MLFAB__ARENA_USED, MLFAB__ARENA_LEFT };
+
 /* worker -> server 0: the sender knows the members. With newcomers among them the sender has also made its call.
  * server 0 -> newcomer: the others are ready. `progress` and `barriers`: those of `rank` at its call. */
-enum {
-  MLFAB__ARENA_NONE,
-  MLFAB__ARENA_USED,
-  MLFAB__ARENA_LEFT
-}; /* LEFT: others may not know yet */
-
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* USED: it has mapped the memory of all members */

@@ -1,4 +1,4 @@
-/* membership_records.c - the membership as records for the other copy of server 0. See membership.h, ../node/mirrored.h.
+/* membership_records.c - the membership as records for the other copy of server 0. See membership.h, mirrored.h.
  *
  * Left out: all that follows from the rest (order, list, lead, rate: mlfab__membership_resume), and mere courtesy (the
  * inquiry; the rank named as missing). */

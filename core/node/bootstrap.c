@@ -4,7 +4,7 @@
  * an incarnation. When all nodes are there, it sends WELCOME with the addresses of the servers to each of them. If a
  * rank has lost its process, a later process of that rank is welcomed at once, with a larger incarnation, which fences
  * the old process. A joiner calls again until its deadline. Workers and servers beyond the founders are not awaited,
- * and welcomed at once, too (node.h, Growth). */
+ * and welcomed at once, too (growth.h). */
 #include "node.h"
 
 #include <stdio.h>

@@ -21,8 +21,8 @@
  *  (2) The roles of a worker treat a VACANT number, and an added server without slices, alike: as absent (gone with
  *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
  *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
- *      fabric would miss it. If not, a process that takes its number is an added server, and all nodes close their links to the
- *      former process.
+ *      fabric would miss it. If not, a process that takes its number is an added server, and all nodes close their links
+ *      to the former process.
  *  (4) After 20 beats, an added server counts founders that have never called it as workers that have left. */
 #ifndef MLFAB__GROWTH_H
 #define MLFAB__GROWTH_H

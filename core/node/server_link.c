@@ -38,8 +38,8 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, 
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
 
-/* After a break the node calls a server again for 5 beats; after a silence the server is dead at once. A break before
- * HELLO_ACK does not restart the 5 beats: else the node would call for ever. */
+/* After a break the node calls a server again for 5 beats; after a silence the server is dead at once, unless it has
+ * replicas. A break before HELLO_ACK does not restart the 5 beats: else the node would call for ever. */
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why) {
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);

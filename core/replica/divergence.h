@@ -1,6 +1,5 @@
 /* divergence.h - how far a replica may be from its server, computed from the norms of updates alone. keeper.c calls it.
  *
- *
  * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the replica
  * lags. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s, if the server has
  * applied s commits and the replica r. Updates that the replica has applied still count, because their momentum still

@@ -124,7 +124,7 @@ static void reshard_spare(mlfab__reshard *r, uint32_t server) {
   if (r->node->growth) r->node->growth->left(r->node, server, r->at[server].gone);
 }
 
-/* Late servers are members while they own slices. Server 0 keeps links to the others, to notice their end. */
+/* Added servers are members while they own slices. Server 0 keeps links to the others, to notice their end. */
 static void reshard_recount(mlfab__reshard *r) {
   for (uint32_t s = 1; s < r->servers; s++) {
     mlfab__reshard_seat *at = &r->at[s];

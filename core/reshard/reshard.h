@@ -61,7 +61,7 @@
  * their pulls again. A worker sends updates and pulls only to servers that report its own epoch; a server with moving
  * slices reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after every HELLO.
  *
- * Servers that come and go. An added server (node.h, Growth) is a member of attempts while it owns slices; a first server
+ * Servers that come and go. An added server (growth.h) is a member of attempts while it owns slices; a first server
  * always, until it has gone without slices. At server 0:
  *
  *    IDLE --an attempt gives it slices: ADOPT, then PREPARE--> takes part --INSTALL--> MEMBER --loses its last slice--> IDLE

@@ -1,4 +1,4 @@
-/* aggregator.c - the aggregator role: grants members of groups, adds their bytes, forwards the sum (up). See aggregator.h.
+/* aggregator.c - the aggregator role: grants members of groups, adds and forwards their bytes (up). See aggregator.h.
  *
  * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
  * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps

@@ -1,6 +1,5 @@
 /* aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
  *
- *
  * It runs on a worker's node. Servers control it over that worker's links to them. Workers (members)
  * connect to it over separate links, its own worker too. It has a fixed number of accumulators, each as
  * large as the largest shard, and uses one for each group and each spread under way:

@@ -1,6 +1,5 @@
 /* plan.h - the plan of a batch: the applied updates, their order, and their aggregators. The scheduler role calls it.
  *
- *
  * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything that a
  * scheduler reports of each update. A batch that is a list keeps its order, and only updates that can never arrive are
  * dropped.

@@ -120,8 +120,8 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
 /* --- bytes into blocks --- */
 
 /* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
-static void apply_cursor(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
-                         mlfab__piece *piece) {
+static void apply_piece_at(const mlfab__server *server, const mlfab__incoming *update,
+                           uint64_t limit, mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
   mlfab__store_piece(&server->store, segment->offset + update->in_segment,
                      mlfab__min(limit, segment->bytes - update->in_segment), piece);
@@ -163,7 +163,7 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
   if (server->measures || mlfab__apply_steps(server, update)) return 1;
   while (update->consumed < bytes) {
     mlfab__piece piece;
-    apply_cursor(server, update, bytes - update->consumed, &piece);
+    apply_piece_at(server, update, bytes - update->consumed, &piece);
     if (piece.position != last && !apply_covers(server, update, &piece))
       copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
     last = piece.position;
@@ -182,7 +182,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
-    apply_cursor(server, update, bytes, &piece);
+    apply_piece_at(server, update, bytes, &piece);
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
@@ -223,7 +223,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
     apply_rewind(update);
     return 0;
   }
-  apply_cursor(server, update, update->push.bytes - update->consumed, piece);
+  apply_piece_at(server, update, update->push.bytes - update->consumed, piece);
   *data_p += update->consumed;
   apply_moved(update, piece->bytes);
   return 1;
@@ -589,7 +589,7 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   apply_info(server, update, delay, &info);
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
-    apply_cursor(server, update, UINT64_MAX, &piece);
+    apply_piece_at(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && apply_at_once(server, piece.slice)) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);

@@ -205,7 +205,7 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
  * server's copy, or of the scheduler that votes on it. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint32_t added; /* a server that has joined the running fabric (node.h, Growth) */
+  uint32_t added; /* a server that has joined the running fabric (growth.h) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -268,7 +268,7 @@ typedef struct mlfab__bye { /* a regular end, or the reason for dropping the lin
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-/* server 0 -> all: a rank rejoined, died, left, or ran out of data; or a server has joined (node.h, Growth) */
+/* server 0 -> all: a rank rejoined, died, left, or ran out of data; or a server has joined (growth.h) */
 typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
   uint32_t hand;                    /* of a server that has joined; so are nonce and addresses */

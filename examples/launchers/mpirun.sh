@@ -15,7 +15,7 @@ case ${MLFAB_TRANSPORT:-} in
     # Rank 0, where server 0 is, runs on the first host.
     if [ -n "${HOSTS:-}" ]; then
       export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-tcp:${HOSTS%%[:,]*}:${PORT:-29400}}"
-      # Make it once: openssl rand -hex 32 >~/.mlfab-key; chmod 600 ~/.mlfab-key
+      # Make it once: (umask 077; openssl rand -hex 32 >~/.mlfab-key)
       [ -n "${MLFAB_KEY:-}" ] || export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}"
     else
       export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-unix:@trainer-$$}"

@@ -5,8 +5,8 @@
 # slurm.sh - a batch job of Slurm: srun gives every process its rank.
 #
 #   sbatch slurm.sh ./trainer                                   on one node
-#   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several, which read one key from your home directory:
-#   openssl rand -hex 32 >~/.mlfab-key; chmod 600 ~/.mlfab-key  once, before it
+#   (umask 077; openssl rand -hex 32 >~/.mlfab-key)             once: the key for several nodes
+#   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several nodes
 #   sbatch slurm.sh --mpi=pmix ./trainer                        over MPI, with MLFAB_TRANSPORT=mpi: see docs/clusters.md
 : "${SLURM_JOB_ID:?is not set: start this script with sbatch}" # processes of another job, or of an earlier start, are refused
 case ${MLFAB_TRANSPORT:-} in

@@ -15,7 +15,7 @@ set -- $options --nproc_per_node "$processes" --no_python "$@"
 if [ "${NODES:-1}" -gt 1 ]; then
   # The first host is number 0: rank 0, where server 0 is, must be there. torchrun itself listens at port 29500.
   export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-tcp:$FIRST:29400}"
-  # Make it once: openssl rand -hex 32 >~/.mlfab-key; chmod 600 ~/.mlfab-key
+  # Make it once: (umask 077; openssl rand -hex 32 >~/.mlfab-key)
   [ -n "${MLFAB_KEY:-}" ] || export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}"
   number=1
   case " $(hostname) $(hostname -s) $(hostname -I) " in *" $FIRST "*) number=0 ;; esac

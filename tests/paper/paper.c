@@ -206,7 +206,8 @@ static void speedups(void) {
     add(claim, printed[i / 3][0], ratio(s[1], s[0]), "x", 1.0, NO_LIMIT,
         "the ring waits for the slowest worker, MLfabric-A for none; less than printed, because "
         "our ring "
-        "and network leave computing a smaller part of a round");
+        "and network leave computing a smaller part of a round. N3 varies by a seventh between "
+        "lengths of frames");
     snprintf(claim, sizeof claim, "Table 2, %s: speed-up at C3 / at C1", cells[i].n->name);
     add(claim, printed[i / 3][1], ratio(s[2], s[0]), "x", 0.9, 1.1,
         "fewer stragglers help the ring a little");
@@ -274,7 +275,7 @@ static void delays(void) {
   paper_text(
       "## The delay bound, C1-N1\n\n"
       "The paper does not say when its workers pull. If a worker pulls after its push "
-      "has ended, it has one update under way. Then hardly a delay exceeds 30, and a "
+      "has ended, it has one update under way. Then few delays exceed 30, and a "
       "bound of 60 has no effect. If it pulls at the time of the push, the next "
       "computation overlaps with the push, and delays reach 60.");
   paper_table();
@@ -390,7 +391,7 @@ static void lags(void) {
       "arrival, so the rest of the loss stays small");
   add("lag 2 s instead of 0.2 s, skewed", "+40", more[1], "%", more[0], NO_LIMIT,
       "expected to be more than with N2: a plan that takes a link of 1 Gbps for 10 is "
-      "ten times wrong. No lag plans a transfer under way anew");
+      "ten times wrong. With neither lag is a transfer under way planned again");
 }
 
 /* ---- synchronous ---- */
@@ -417,8 +418,8 @@ static void against_rings(void) {
     if (one > most) most = one;
   }
   snprintf(text, sizeof text,
-           "Beside a ring of one flow a card (first table), which is faster, these rows are %.2f "
-           "to %.2f.",
+           "A ring of one flow a card (first table) is faster: MLfabric-S takes %.2f to %.2f times "
+           "as long as that ring.",
            least, most);
   paper_text(text);
   paper_picture("paper-rounds",
@@ -535,9 +536,9 @@ int main(int argc, char **argv) {
       "These came with the first figures: *Aggregation and distribution* from its "
       "third row on, *Beyond the paper*, and the lower end of *lag 2 s instead of 0.2 "
       "s, N2* (-2 before). The ring beside MLfabric-S had one flow a card before, and "
-      "has two since; that section gives both. - TDF (9f6425a), eagerSGD (7a29933), "
+      "has two since; that section gives both.\n- TDF (9f6425a), eagerSGD (7a29933), "
       "ASAP (740005a): before the first figures of this page (4922a32 for TDF, "
-      "ab8bfe1 for the others). They have not changed since. - FluentPS: in one "
+      "ab8bfe1 for the others). They have not changed since.\n- FluentPS: in one "
       "commit with its figures (ff4e181). Nothing shows that its ranges were older.\n\n"
       "The log cannot show whether somebody had run the program before a commit.");
   table_of_times();

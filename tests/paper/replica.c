@@ -510,7 +510,7 @@ int paper_replica(uint32_t seeds) {
       "## A replica, §7.3\n\n"
       "This section runs the planner in virtual time, without processes. The "
       "library's own replicas get states of the shard instead of updates "
-      "([decisions](decisions.md#replicas)), so these figures do not describe `mlfab- "
+      "([decisions](decisions.md#replicas)), so these figures do not describe `mlfab-"
       "run --replicas`. Transfers take as long as planned. All links have 10 Gbps, "
       "computations follow C1, and the delay bound is 30. Div_max counts updates: the "
       "server applies an update if the replica lacks at most so many, and each run "
