@@ -96,7 +96,7 @@ NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"], "core/coll/attend": ["
 PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS", "REPLICA"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 75604, "core": 46831, "coll": 29079, "minimal": 26670}
+CEILINGS = {"": 75602, "core": 46824, "coll": 29079, "minimal": 26663}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.

@@ -5959,8 +5959,6 @@ typedef struct mlfab__optimizer_step {
  * kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
-/* The name, for instance "adam"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 /* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
 /* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
@@ -6181,9 +6179,8 @@ static void optimizer_sgd(const mlfab__optimizer *optimizer, const optimizer_blo
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
 #define OPTIMIZER_ROW(kind, name, states, linear, uses) \
-  [MLFAB_OPTIMIZER_##kind] = {#name, states, linear, uses, optimizer_##name},
+  [MLFAB_OPTIMIZER_##kind] = {states, linear, uses, optimizer_##name},
 static const struct {
-  const char *name;
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
   uint32_t uses;   /* MLFAB__USES_* */
@@ -6191,10 +6188,6 @@ static const struct {
 } optimizer_kinds[MLFAB_OPTIMIZER_COUNT] = {MLFAB__OPTIMIZERS(OPTIMIZER_ROW)};
 
 /* --- the interface --- */
-
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
-}
 
 /* Refuses values outside [low, high); with `open`, low, too. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,
@@ -52473,14 +52466,19 @@ static int restore_differs(const char *name, double stored, double given, mlfab_
                      stored);
 }
 
+static const char *restore_optimizer(uint32_t kind) {
+#define RESTORE_NAME(kind, name, ...) [MLFAB_OPTIMIZER_##kind] = #name,
+  static const char *const names[] = {MLFAB__OPTIMIZERS(RESTORE_NAME)};
+  return kind < MLFAB__COUNT(names) ? names[kind] : "unknown";
+}
+
 /* Compares the options on which the state depends. */
 static int restore_options(const mlfab_model_options *stored, const mlfab_model_options *given,
                            mlfab_error *error) {
   int code = 0;
   if (stored->optimizer != given->optimizer)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the optimizer is %s, in the checkpoint %s",
-                       mlfab__optimizer_name(given->optimizer),
-                       mlfab__optimizer_name(stored->optimizer));
+                       restore_optimizer(given->optimizer), restore_optimizer(stored->optimizer));
   mlfab__optimizer before, after;
   code = mlfab__optimizer_init(&before, stored, error);
   if (!code) code = mlfab__optimizer_init(&after, given, error);

@@ -305,14 +305,19 @@ static int restore_differs(const char *name, double stored, double given, mlfab_
                      stored);
 }
 
+static const char *restore_optimizer(uint32_t kind) {
+#define RESTORE_NAME(kind, name, ...) [MLFAB_OPTIMIZER_##kind] = #name,
+  static const char *const names[] = {MLFAB__OPTIMIZERS(RESTORE_NAME)};
+  return kind < MLFAB__COUNT(names) ? names[kind] : "unknown";
+}
+
 /* Compares the options on which the state depends. */
 static int restore_options(const mlfab_model_options *stored, const mlfab_model_options *given,
                            mlfab_error *error) {
   int code = 0;
   if (stored->optimizer != given->optimizer)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the optimizer is %s, in the checkpoint %s",
-                       mlfab__optimizer_name(given->optimizer),
-                       mlfab__optimizer_name(stored->optimizer));
+                       restore_optimizer(given->optimizer), restore_optimizer(stored->optimizer));
   mlfab__optimizer before, after;
   code = mlfab__optimizer_init(&before, stored, error);
   if (!code) code = mlfab__optimizer_init(&after, given, error);

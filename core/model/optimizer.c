@@ -207,9 +207,8 @@ static void optimizer_sgd(const mlfab__optimizer *optimizer, const optimizer_blo
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
 #define OPTIMIZER_ROW(kind, name, states, linear, uses) \
-  [MLFAB_OPTIMIZER_##kind] = {#name, states, linear, uses, optimizer_##name},
+  [MLFAB_OPTIMIZER_##kind] = {states, linear, uses, optimizer_##name},
 static const struct {
-  const char *name;
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
   uint32_t uses;   /* MLFAB__USES_* */
@@ -217,10 +216,6 @@ static const struct {
 } optimizer_kinds[MLFAB_OPTIMIZER_COUNT] = {MLFAB__OPTIMIZERS(OPTIMIZER_ROW)};
 
 /* --- the interface --- */
-
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
-}
 
 /* Refuses values outside [low, high); with `open`, low, too. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,

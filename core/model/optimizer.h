@@ -26,8 +26,6 @@ typedef struct mlfab__optimizer_step {
  * kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
-/* The name, for instance "adam"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 /* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
 /* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
