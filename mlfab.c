@@ -66422,6 +66422,7 @@ enum {
   TCP_TURNS = 8,              /* events between two passes over the sockets */
   TCP_LOOK_EVERY = 8,         /* polls without events between two passes, with one link */
   TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
+  TCP_SLOTS_LEAST = 64,
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
   TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
@@ -66431,9 +66432,9 @@ enum {
   TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
-      2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
-  TCP_WATCH_IN = 1,
-  TCP_WATCH_OUT = 2
+      2000000000,        /* for the handshake of a layer, and a stranger's first frame behind it */
+  TCP_WATCH_IN = POLLIN, /* on Linux EPOLLIN and EPOLLOUT are the same numbers */
+  TCP_WATCH_OUT = POLLOUT
 };
 
 enum tcp_asks {
@@ -66448,9 +66449,7 @@ enum tcp_state {
   TCP_LINK_STRANGER,
   TCP_LINK_OPEN,
   TCP_LINK_LINGER,
-  TCP_LINK_FAILED,
-  TCP_LINK_REFUSED,
-  TCP_LINK_BROKEN
+  TCP_LINK_ENDED
 };
 
 /* The payload begins 64 bytes behind its address. */
@@ -66509,7 +66508,9 @@ typedef struct tcp_question {
 typedef struct tcp_link {
   int fd;
   uint32_t id, interest;
+  pid_t pid; /* the peer's, at a Unix socket; 0: unknown */
   uint8_t state, told_up, readable;
+  uint8_t local;   /* a Unix socket */
   uint8_t whole;   /* `frame` is complete and verified */
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
@@ -66570,9 +66571,6 @@ typedef struct tcp_self {
   atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
-#if !MLFAB_TCP_EPOLL
-  struct pollfd *polled; /* one for each slot */
-#endif
   tcp_node ready, dirty, shaking, strangers, lingering;
   uint32_t stranger_count, lingering_count;
   uint32_t turns;                /* events since the last pass */
@@ -66606,6 +66604,29 @@ typedef struct tcp_gauge {
 /* The function `measure` of the table. The first call begins to measure. */
 MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p);
 
+/* Sets *end to the address of a socket, or of its peer. Returns 0, or -1 with errno. */
+static inline int tcp_ends(int fd, int peer, tcp_endpoint *end) {
+  memset(end, 0, sizeof *end);
+  end->bytes = sizeof end->at.storage;
+  if (peer) return getpeername(fd, &end->at.any, &end->bytes);
+  return getsockname(fd, &end->at.any, &end->bytes);
+}
+
+/* The address without the port, and its number of bytes: IPv4 or IPv6. */
+static inline const void *tcp_host(const tcp_endpoint *end, size_t *bytes_p) {
+  int v4 = end->at.any.sa_family == AF_INET;
+  *bytes_p = v4 ? sizeof end->at.v4.sin_addr : sizeof end->at.v6.sin6_addr;
+  return v4 ? (const void *)&end->at.v4.sin_addr : (const void *)&end->at.v6.sin6_addr;
+}
+
+static inline int tcp_same_host(const tcp_endpoint *a, const tcp_endpoint *b) {
+  size_t bytes;
+  const void *host = tcp_host(a, &bytes);
+  int family = a->at.any.sa_family;
+  return family == b->at.any.sa_family && family != AF_UNIX &&
+         !memcmp(host, tcp_host(b, &bytes), bytes);
+}
+
 static inline int tcp_is_loopback(const tcp_endpoint *end) {
   if (end->at.any.sa_family == AF_UNIX) return 1;
   if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
@@ -66613,7 +66634,6 @@ static inline int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-#if defined(__linux__) && defined(TCP_INFO)
 /* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
  * Kernels before 4.10 return less. */
 enum {
@@ -66633,7 +66653,6 @@ static inline uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
   if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
   return memcpy(&small, at, sizeof small), small;
 }
-#endif
 
 #endif /* MLFAB_WITH_TCP */
 
@@ -66646,15 +66665,13 @@ static inline uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
  *
  * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
- *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
- *   CONNECTING  dialled, no answer yet                    -> SHAKING, OPEN, FAILED
- *   SHAKING     connected; the layer's handshake          -> OPEN, FAILED, CONNECTING (another attempt)
- *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
- *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
+ *   RESOLVING   its host name is being resolved           -> CONNECTING, ENDED
+ *   CONNECTING  dialled, no answer yet                    -> SHAKING, OPEN, ENDED
+ *   SHAKING     connected; the layer's handshake          -> OPEN, ENDED, CONNECTING (another attempt)
+ *   STRANGER    accepted, no valid frame received yet     -> OPEN, ENDED (at once: another user)
+ *   OPEN        carries frames; told_up: UP was reported  -> ENDED, LINGER
  *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
- *   FAILED      to be reported as DOWN of link 0          -> freed
- *   REFUSED     to be reported as REFUSED                 -> freed
- *   BROKEN      to be reported as DOWN                    -> freed
+ *   ENDED       to be reported: as DOWN; as DOWN of link 0 (a call); as REFUSED (a stranger) -> freed
  *
  * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of the
  * layer. A stranger's handshake comes before its first frame, and both together have TCP_SHAKE_NS.
@@ -66781,26 +66798,20 @@ static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
 /* --- watching sockets ------------------------------------------------------------------------- */
 
 /* On Linux all sockets are in an epoll set, level triggered, so that wait and poll may use it from two
- * threads. Elsewhere poll() gets one entry for each slot; wait must not touch those, and sleeps on the wake
+ * threads. Elsewhere tcp_look passes all slots to poll(); wait must not touch those, and sleeps on the wake
  * pipe for at most a millisecond. Returns 0, or -1 with errno. */
 static int tcp_poller_set(tcp_self *self, uint32_t slot, int fd, uint32_t before,
                           uint32_t interest) {
   if (before == interest) return 0;
 #if MLFAB_TCP_EPOLL
-  struct epoll_event event = {0};
-  if (interest & TCP_WATCH_IN) event.events |= EPOLLIN;
-  if (interest & TCP_WATCH_OUT) event.events |= EPOLLOUT;
-  event.data.u32 = slot;
+  struct epoll_event event = {.events = interest, .data.u32 = slot};
   return epoll_ctl(self->poller,
                    !interest ? EPOLL_CTL_DEL
                    : before  ? EPOLL_CTL_MOD
                              : EPOLL_CTL_ADD,
                    fd, &event);
 #else
-  self->polled[slot].fd = interest ? fd : -1;
-  self->polled[slot].events =
-      (short)((interest & TCP_WATCH_IN ? POLLIN : 0) | (interest & TCP_WATCH_OUT ? POLLOUT : 0));
-  return 0;
+  return (void)self, (void)slot, (void)fd, 0;
 #endif
 }
 
@@ -66843,26 +66854,11 @@ static tcp_link *tcp_find(tcp_self *self, uint32_t id) {
 
 /* Slots are used in turn and at most half of them, so that an id is not reused soon. */
 static int tcp_slots_grow(tcp_self *self) {
-  if (self->slots && (self->links + 1) * 2 < self->slot_count) return 0;
-  if (self->slot_count == TCP_SLOTS) return self->links + 1 < TCP_SLOTS ? 0 : MLFAB_ERR_LIMIT;
-  uint32_t count = self->slot_count ? self->slot_count * 2 : 64;
-  tcp_slot *slots = mlfab__alloc_array(&self->env, count, sizeof *slots);
+  if (self->links + 1 >= TCP_SLOTS) return MLFAB_ERR_LIMIT;
+  uint64_t need = mlfab__min(mlfab__max(2 * self->links + 3, TCP_SLOTS_LEAST), TCP_SLOTS);
+  tcp_slot *slots = mlfab__grow(&self->env, self->slots, &self->slot_count, need, sizeof *slots);
   if (!slots) return MLFAB_ERR_MEMORY;
-#if !MLFAB_TCP_EPOLL
-  struct pollfd *polled = mlfab__alloc_array(&self->env, count, sizeof *polled);
-  if (!polled) {
-    mlfab__free(&self->env, slots, count * sizeof *slots);
-    return MLFAB_ERR_MEMORY;
-  }
-  for (uint32_t i = 0; i < count; i++) polled[i].fd = -1;
-  if (self->slots) memcpy(polled, self->polled, self->slot_count * sizeof *polled);
-  mlfab__free(&self->env, self->polled, self->slot_count * sizeof *polled);
-  self->polled = polled;
-#endif
-  if (self->slots) memcpy(slots, self->slots, self->slot_count * sizeof *slots);
-  mlfab__free(&self->env, self->slots, self->slot_count * sizeof *slots);
   self->slots = slots;
-  self->slot_count = count;
   return 0;
 }
 
@@ -66987,9 +66983,7 @@ static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *w
     tcp_link_free(self, link);
     return;
   }
-  link->state = state < TCP_LINK_STRANGER    ? TCP_LINK_FAILED
-                : state == TCP_LINK_STRANGER ? TCP_LINK_REFUSED
-                                             : TCP_LINK_BROKEN;
+  link->state = TCP_LINK_ENDED;
   link->code = code;
   tcp_ready(self, link);
 }
@@ -67040,15 +67034,16 @@ static int tcp_is_wildcard(const tcp_endpoint *end) {
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
 }
 
-static in_port_t tcp_port(const tcp_endpoint *end) {
-  return end->at.any.sa_family == AF_INET ? end->at.v4.sin_port : end->at.v6.sin6_port;
+static in_port_t *tcp_port(tcp_endpoint *end) {
+  return end->at.any.sa_family == AF_INET ? &end->at.v4.sin_port : &end->at.v6.sin6_port;
 }
 
-static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
-  if (end->at.any.sa_family == AF_INET)
-    end->at.v4.sin_port = port;
-  else
-    end->at.v6.sin6_port = port;
+/* Sets *end to all addresses of this host: of IPv4 alone, or of both. */
+static void tcp_set_wildcard(tcp_endpoint *end, int family, in_port_t port) {
+  memset(end, 0, sizeof *end);
+  end->at.any.sa_family = (sa_family_t)family;
+  end->bytes = family == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
+  *tcp_port(end) = port;
 }
 
 /* The beginning of its hosts' addresses. */
@@ -67056,18 +67051,17 @@ static const char *tcp_scheme(const tcp_self *self) {
   return self->layer ? self->layer->name : "tcp";
 }
 
-static void tcp_format(const tcp_self *self, const tcp_endpoint *end, char *text, size_t room) {
-  char host[INET6_ADDRSTRLEN] = "";
-  const char *scheme = tcp_scheme(self);
-  if (end->at.any.sa_family == AF_INET) {
-    inet_ntop(AF_INET, &end->at.v4.sin_addr, host, sizeof host);
-    snprintf(text, room, "%s:%s:%u", scheme, host, (unsigned)ntohs(end->at.v4.sin_port));
-  } else if (end->at.any.sa_family == AF_INET6) {
-    inet_ntop(AF_INET6, &end->at.v6.sin6_addr, host, sizeof host);
-    snprintf(text, room, "%s:[%s]:%u", scheme, host, (unsigned)ntohs(end->at.v6.sin6_port));
-  } else {
-    snprintf(text, room, "unix:");
-  }
+static const char *tcp_host_text(const tcp_endpoint *end, char text[INET6_ADDRSTRLEN]) {
+  size_t bytes;
+  const void *host = tcp_host(end, &bytes);
+  const char *done = inet_ntop(end->at.any.sa_family, host, text, INET6_ADDRSTRLEN);
+  return done ? done : "";
+}
+
+static void tcp_format(const tcp_self *self, tcp_endpoint *end, char *text, size_t room) {
+  char host[INET6_ADDRSTRLEN];
+  snprintf(text, room, end->at.any.sa_family == AF_INET ? "%s:%s:%u" : "%s:[%s]:%u",
+           tcp_scheme(self), tcp_host_text(end, host), (unsigned)ntohs(*tcp_port(end)));
 }
 
 static int tcp_parse_unix(const char *path, tcp_endpoint *end) {
@@ -67209,13 +67203,9 @@ static const char *tcp_tried(const tcp_dial *dial, int named, char *text, size_t
   size_t at = 0;
   text[0] = 0;
   for (uint32_t i = 0; named && i < dial->count && at + INET6_ADDRSTRLEN + 4 < room; i++) {
-    char host[INET6_ADDRSTRLEN] = "";
-    const tcp_endpoint *end = &dial->to[i];
-    int v4 = end->at.any.sa_family == AF_INET;
-    inet_ntop(end->at.any.sa_family,
-              v4 ? (const void *)&end->at.v4.sin_addr : (const void *)&end->at.v6.sin6_addr, host,
-              sizeof host);
-    at += (size_t)snprintf(text + at, room - at, "%s%s", i ? ", " : " (", host);
+    char host[INET6_ADDRSTRLEN];
+    at += (size_t)snprintf(text + at, room - at, "%s%s", i ? ", " : " (",
+                           tcp_host_text(&dial->to[i], host));
   }
   if (at > 0) snprintf(text + at, room - at, ")");
   return text;
@@ -67297,28 +67287,19 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
-/* Binds the first port of a range that is free. Returns 0 or errno. */
-static int tcp_bind_port(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
-  in_port_t first = tcp_port(end);
-  while (tcp_bind(self, end)) {
-    int number = errno;
-    if (self->listener >= 0) (void)close(self->listener);
-    self->listener = -1;
-    if (number != EADDRINUSE || --ports == 0) {
-      if (end->at.any.sa_family != AF_UNIX) tcp_set_port(end, first);
-      return number;
-    }
-    tcp_set_port(end, htons((uint16_t)(ntohs(tcp_port(end)) + 1)));
-  }
-  return 0;
-}
-
-/* Binds the first of the addresses that this host has. Callers try all of them. Returns 0 or errno. */
-static int tcp_bind_first(tcp_self *self, tcp_dial *dial, uint32_t ports) {
+/* Binds the first of the addresses that this host has, at the first port that is free. Callers try all of the addresses.
+ * Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, const tcp_dial *dial, uint32_t ports) {
   int number = EADDRNOTAVAIL;
   for (uint32_t i = 0; i < dial->count && number != EADDRINUSE; i++) {
-    number = tcp_bind_port(self, &dial->to[i], ports);
-    if (!number) return 0;
+    tcp_endpoint end = dial->to[i];
+    for (uint32_t k = 0; k == 0 || (k < ports && number == EADDRINUSE); k++) {
+      if (k > 0) *tcp_port(&end) = htons((uint16_t)(ntohs(*tcp_port(&end)) + 1));
+      if (!tcp_bind(self, &end)) return 0;
+      number = errno;
+      if (self->listener >= 0) (void)close(self->listener);
+      self->listener = -1;
+    }
   }
   return number;
 }
@@ -67328,7 +67309,7 @@ static int tcp_bind_first(tcp_self *self, tcp_dial *dial, uint32_t ports) {
  * of the deadline. A Unix socket is free when its process has closed it; so, if this is no restart, another job has it.
  * Returns 0 or errno. */
 static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *options,
-                              tcp_dial *dial, uint32_t ports) {
+                              const tcp_dial *dial, uint32_t ports) {
   size_t run;
   int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
   uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
@@ -67347,29 +67328,26 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   tcp_endpoint ends[TCP_PLACES];
   uint32_t n = 1;
   size_t at = 0;
-  memset(ends, 0, sizeof ends);
-  ends[0].bytes = sizeof ends[0].at.storage;
-  (void)getsockname(self->listener, &ends[0].at.any, &ends[0].bytes);
+  (void)tcp_ends(self->listener, 0, &ends[0]);
   int family = ends[0].at.any.sa_family;
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
     self->is_local = 1;
     return;
   }
-  in_port_t port = tcp_port(&ends[0]);
+  in_port_t port = *tcp_port(&ends[0]);
   if (tcp_is_wildcard(&ends[0])) {
     self->anywhere = !options->ifname || !*options->ifname;
     n = tcp_interfaces(options->ifname, family == AF_INET ? AF_INET : 0, ends, TCP_PLACES);
     if (n == 0) { /* only the loopback is there; the listener takes IPv4, too */
       n = 1;
-      memset(&ends[0], 0, sizeof ends[0]);
-      ends[0].at.v4.sin_family = AF_INET;
+      tcp_set_wildcard(&ends[0], AF_INET, port);
       ends[0].at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     }
   }
   for (uint32_t i = 0; i < n && at + INET6_ADDRSTRLEN + 16 < sizeof self->address; i++) {
     if (i > 0) self->address[at++] = ' ';
-    tcp_set_port(&ends[i], port);
+    *tcp_port(&ends[i]) = port;
     tcp_format(self, &ends[i], self->address + at, sizeof self->address - at);
     at += strlen(self->address + at);
   }
@@ -67381,6 +67359,10 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   "%s: without a key anybody who reaches it could take part; give all processes a key " \
   "(MLFAB_KEY_FILE, MLFAB_KEY), use a Unix socket (unix:), or set allow_insecure "      \
   "(MLFAB_ALLOW_INSECURE=1)"
+
+static int tcp_milliseconds(uint64_t ns) {
+  return ns >= (uint64_t)INT_MAX * 1000000u ? INT_MAX : (int)((ns + 999999u) / 1000000u);
+}
 
 /* --- names ------------------------------------------------------------------------------------ */
 
@@ -67410,8 +67392,7 @@ static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   sigset_t blocked, before;
   tcp_question *question = calloc(1, sizeof *question);
   if (!question) return MLFAB_ERR_MEMORY;
-  memcpy(question->dial.host, dial->host, sizeof dial->host);
-  memcpy(question->dial.port, dial->port, sizeof dial->port);
+  question->dial = *dial;
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
@@ -67509,8 +67490,6 @@ static void tcp_names(tcp_self *self) {
   if (status) tcp_link_end(self, first, status, mlfab_error_text(status));
 }
 
-static int tcp_milliseconds(uint64_t ns);
-
 static uint64_t tcp_monotonic(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -67561,11 +67540,8 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
 
 /* Listens everywhere; with IPv4 alone if there is no IPv6. */
 static void tcp_anywhere(tcp_dial *dial) {
-  if (!tcp_is_wildcard(&dial->to[0]) || dial->to[0].at.any.sa_family != AF_INET6) return;
-  tcp_endpoint *v4 = &dial->to[dial->count++];
-  memset(v4, 0, sizeof *v4);
-  v4->at.v4.sin_family = AF_INET;
-  v4->bytes = sizeof v4->at.v4;
+  if (tcp_is_wildcard(&dial->to[0]) && dial->to[0].at.any.sa_family == AF_INET6)
+    tcp_set_wildcard(&dial->to[dial->count++], AF_INET, *tcp_port(&dial->to[0]));
 }
 
 /* The name of this host mostly also names its loopback ("127.0.1.1 host"). Other hosts, which know another address for
@@ -67588,13 +67564,9 @@ static void tcp_leave_home(const tcp_self *self, tcp_dial *dial) {
              "this host's own name '%s' is %.*s here, which no other host reaches (/etc/hosts): "
              "listening at all addresses of this host",
              dial->host, (int)strlen(text) - 3, text + 2);
-  in_port_t port = tcp_port(&dial->to[0]);
-  memset(&dial->to[0], 0, sizeof dial->to[0]);
-  dial->to[0].at.v6.sin6_family = AF_INET6;
-  dial->to[0].bytes = sizeof dial->to[0].at.v6;
+  tcp_set_wildcard(&dial->to[0], AF_INET6, *tcp_port(&dial->to[0]));
   dial->count = 1;
   tcp_anywhere(dial);
-  for (uint32_t i = 0; i < dial->count; i++) tcp_set_port(&dial->to[i], port);
 }
 
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
@@ -67639,21 +67611,21 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
-/* The user of the peer of a Unix socket, which the kernel recorded at connect or listen; (uid_t)-1: unknown. */
-static uid_t tcp_user(int fd) {
+/* Is the peer of this Unix socket our user's, or root's? Another user could read frames sent to it, or impersonate a
+ * rank. The kernel recorded the user and the process at connect or listen. */
+static int tcp_trusts(tcp_link *link, uid_t *uid_p) {
 #if defined(__linux__)
   struct ucred peer;
   socklen_t bytes = sizeof peer;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) ? (uid_t)-1 : peer.uid;
+  if (getsockopt(link->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes)) return 0;
+  link->pid = peer.pid;
+  *uid_p = peer.uid;
 #else
-  uid_t uid;
   gid_t gid;
-  return getpeereid(fd, &uid, &gid) ? (uid_t)-1 : uid;
+  if (getpeereid(link->fd, uid_p, &gid)) return 0;
 #endif
+  return *uid_p == geteuid() || *uid_p == 0;
 }
-
-/* Is it our user, or root? Another user could read frames sent to it, or impersonate a rank. */
-static int tcp_trusts(uid_t uid) { return uid == geteuid() || uid == 0; }
 
 /* The stranger to drop for another connection: the oldest without unread input, because a stranger with input may be
  * waiting for us. NULL if there is none. */
@@ -67683,11 +67655,14 @@ static int tcp_spare(tcp_self *self) {
   return 1;
 }
 
-/* Errors: MEMORY. */
+/* Returns 0 if memory is short: the link has ended. */
 static int tcp_session_begin(tcp_self *self, tcp_link *link, int called) {
   link->since_ns = self->env.hooks.clock(self->env.hooks.user);
   link->shakes = 1;
-  return self->layer->begin(self->layer_user, link->fd, called, link->attempt, &link->session);
+  if (!self->layer->begin(self->layer_user, link->fd, called, link->attempt, &link->session))
+    return 1;
+  tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
+  return 0;
 }
 
 /* Accepts connections. While the waiting room is full of strangers with unread input, further connections
@@ -67715,6 +67690,7 @@ static void tcp_accept(tcp_self *self) {
     }
     if (fd < 0) return;
     tcp_link *link;
+    uid_t uid;
     fd = tcp_socket_prepare(fd, from.at.any.sa_family);
     if (fd < 0) continue;
     if (tcp_link_new(self, TCP_LINK_STRANGER, &link)) {
@@ -67723,21 +67699,20 @@ static void tcp_accept(tcp_self *self) {
     }
     link->fd = fd;
     link->small = 1;
+    link->local = from.at.any.sa_family == AF_UNIX;
     if (self->gauge) self->gauge->opened(self, link);
-    if (from.at.any.sa_family == AF_UNIX)
+    if (link->local)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
       tcp_format(self, &from, link->name, sizeof link->name);
     if (stalest) tcp_turn_out(self, stalest);
     tcp_list_add(&self->strangers, &link->group);
     self->stranger_count++;
-    if (from.at.any.sa_family == AF_UNIX && !tcp_trusts(tcp_user(fd))) {
+    if (link->local && !tcp_trusts(link, &uid))
       tcp_link_end(self, link, MLFAB_ERR_REFUSED, "is another user's process");
-    } else if (self->layer && tcp_session_begin(self, link, 1)) {
-      tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
-    } else if (tcp_watch(self, link, TCP_WATCH_IN)) {
+    else if ((!self->layer || tcp_session_begin(self, link, 1)) &&
+             tcp_watch(self, link, TCP_WATCH_IN))
       tcp_link_fail(self, link, errno);
-    }
   }
 }
 
@@ -67785,50 +67760,39 @@ static int tcp_shake(tcp_self *self, tcp_link *link) {
 }
 
 static void tcp_connected(tcp_self *self, tcp_link *link) {
-  tcp_endpoint there;
-  memset(&there, 0, sizeof there);
-  there.bytes = sizeof there.at.storage;
-  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX) {
-    uid_t uid = tcp_user(link->fd);
-    if (!tcp_trusts(uid)) {
-      tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
-      return;
-    }
-    link->roots = uid != geteuid();
-  }
-  if (!self->layer) {
-    tcp_opened(self, link);
+  uid_t uid = geteuid();
+  if (link->local && !tcp_trusts(link, &uid)) {
+    tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
     return;
   }
-  link->state = TCP_LINK_SHAKING;
-  tcp_list_add(&self->shaking, &link->group);
-  if (tcp_session_begin(self, link, 0))
-    tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
-  else if (tcp_shake(self, link))
-    tcp_opened(self, link);
+  link->roots = uid != geteuid();
+  if (self->layer) {
+    link->state = TCP_LINK_SHAKING;
+    tcp_list_add(&self->shaking, &link->group);
+    if (!tcp_session_begin(self, link, 0) || !tcp_shake(self, link)) return;
+  }
+  tcp_opened(self, link);
 }
 
 /* Tries the remaining addresses. `number`: errno of the last failure. */
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
-  if (link->fd >= 0) {
-    (void)tcp_watch(self, link, 0);
-    (void)close(link->fd);
-    link->fd = -1;
-  }
-  while (link->dial->next < link->dial->count) {
+  for (;; number = errno) {
+    if (link->fd >= 0) {
+      (void)tcp_watch(self, link, 0);
+      (void)close(link->fd);
+      link->fd = -1;
+    }
+    if (link->dial->next == link->dial->count) break;
     const tcp_endpoint *to = &link->dial->to[link->dial->next++];
+    link->local = to->at.any.sa_family == AF_UNIX;
     link->fd = tcp_socket(to->at.any.sa_family);
-    if (link->fd >= 0) tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
-    if (link->fd >= 0 && !connect(link->fd, &to->at.any, to->bytes)) {
+    if (link->fd < 0) continue;
+    tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
+    if (!connect(link->fd, &to->at.any, to->bytes)) {
       tcp_connected(self, link);
       return;
     }
-    if (link->fd >= 0 && (errno == EINPROGRESS || errno == EINTR) &&
-        !tcp_watch(self, link, TCP_WATCH_OUT))
-      return;
-    number = errno;
-    if (link->fd >= 0) (void)close(link->fd);
-    link->fd = -1;
+    if ((errno == EINPROGRESS || errno == EINTR) && !tcp_watch(self, link, TCP_WATCH_OUT)) return;
   }
   char tried[100], why[160];
   int named = link->asked_ns != 0;
@@ -67843,15 +67807,9 @@ static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
   int number = 0;
   socklen_t bytes = sizeof number;
   tcp_endpoint here, there;
-  memset(&here, 0, sizeof here);
-  memset(&there, 0, sizeof there);
-  here.bytes = there.bytes = sizeof here.at.storage;
   if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &number, &bytes)) number = errno;
-  if (!number && (getsockname(link->fd, &here.at.any, &here.bytes) ||
-                  getpeername(link->fd, &there.at.any, &there.bytes)))
-    number = errno;
-  if (!number && here.at.any.sa_family != AF_UNIX && !memcmp(&here, &there, sizeof here))
-    number = ECONNREFUSED;
+  if (!number && (tcp_ends(link->fd, 0, &here) || tcp_ends(link->fd, 1, &there))) number = errno;
+  if (!number && !link->local && !memcmp(&here, &there, sizeof here)) number = ECONNREFUSED;
   if (number)
     tcp_dial_next(self, link, number);
   else
@@ -67878,9 +67836,7 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
   }
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *old = self->slots[i].link;
-    if (old && old != link && token && old->token == token && !old->told_up &&
-        (old->state < TCP_LINK_STRANGER || old->state == TCP_LINK_FAILED ||
-         old->state == TCP_LINK_OPEN))
+    if (old && old != link && token && old->token == token && !old->told_up)
       tcp_link_free(self, old);
   }
   link->dial = dial;
@@ -67910,6 +67866,12 @@ static int tcp_reach(void *opaque, const char *address) {
 static int tcp_out_low(const tcp_link *link) {
   return link->piece_count < TCP_PIECES / 2 && link->copied < TCP_OUT_BYTES / 2 &&
          link->sent_count < TCP_PIECES / 2;
+}
+
+/* Every borrowed piece may become a token in `sent`, so `sent` has room for twice as many. */
+static int tcp_out_full(const tcp_link *link) {
+  return link->piece_count + 2 > TCP_PIECES || link->sent_count >= TCP_SENT_TOKENS / 2 ||
+         link->copied >= TCP_OUT_BYTES;
 }
 
 static void tcp_piece_add(tcp_link *link, const void *data, size_t bytes, uint64_t token,
@@ -68022,18 +67984,11 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
                     const void *bulk, uint32_t bulk_bytes, uint64_t token) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
-  if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_PEER_CLOSED;
+  if (!link || link->state != TCP_LINK_OPEN) return MLFAB_ERR_PEER_CLOSED;
   int small = bulk_bytes && bulk_bytes <= TCP_COPY_BYTES, copy = bulk_bytes && (small || !token);
-  for (int tried = 0;; tried = 1) {
-    /* Every borrowed piece may become a token in `sent`, so `sent` has room for twice as many. */
-    if (link->piece_count + 2 <= TCP_PIECES && link->sent_count < TCP_SENT_TOKENS / 2 &&
-        link->copied < TCP_OUT_BYTES)
-      break;
-    if (!tried && link->dirty.next) {
-      tcp_write(self, link);
-      if (link->write_failed) return MLFAB_ERR_PEER_CLOSED;
-      continue;
-    }
+  if (tcp_out_full(link) && link->dirty.next) tcp_write(self, link);
+  if (link->write_failed) return MLFAB_ERR_PEER_CLOSED;
+  if (tcp_out_full(link)) {
     link->refused = 1;
     return MLFAB_ERR_AGAIN;
   }
@@ -68066,26 +68021,25 @@ static void tcp_flush(void *opaque) {
   while (self->dirty.next != &self->dirty) tcp_write(self, TCP_LINK_OF(self->dirty.next, dirty));
 }
 
-static int tcp_piece_detach(tcp_self *self, tcp_link *link, tcp_piece *piece) {
-  tcp_buffer *own = tcp_buffer_get(self, piece->bytes);
-  if (!own) return MLFAB_ERR_MEMORY;
-  memcpy(tcp_payload(own), piece->data, piece->bytes);
-  piece->data = tcp_payload(own);
-  piece->owner = own;
-  link->copied += piece->bytes;
+/* Copies the borrowed bytes with this token; 0: all. Several sends may have the same token: the chunks of an update do.
+ * Errors: MEMORY. */
+static int tcp_pieces_detach(tcp_self *self, tcp_link *link, uint64_t token) {
+  for (uint32_t i = 0; i < link->piece_count; i++) {
+    tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
+    if (piece->owner || (token && piece->token != token)) continue;
+    tcp_buffer *own = tcp_buffer_get(self, piece->bytes);
+    if (!own) return MLFAB_ERR_MEMORY;
+    memcpy(tcp_payload(own), piece->data, piece->bytes);
+    piece->data = tcp_payload(own);
+    piece->owner = own;
+    link->copied += piece->bytes;
+  }
   return 0;
 }
 
 static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
-  tcp_self *self = opaque;
-  tcp_link *link = tcp_find(self, id);
-  int code = 0;
-  /* Several sends may have the same token: the chunks of an update do. */
-  for (uint32_t i = 0; link && i < link->piece_count && !code; i++) {
-    tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
-    if (!piece->owner && piece->token == token) code = tcp_piece_detach(self, link, piece);
-  }
-  return code;
+  tcp_link *link = tcp_find(opaque, id);
+  return link && token ? tcp_pieces_detach(opaque, link, token) : 0;
 }
 
 /* Later polls write the accepted output that the socket does not take at once, from copies. If memory for a copy is
@@ -68095,16 +68049,9 @@ static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_link *link = tcp_find(self, id);
   if (!link) return;
   if (link->state == TCP_LINK_OPEN && !link->write_failed) tcp_write(self, link);
-  if (link->state != TCP_LINK_OPEN || link->write_failed) {
+  if (link->state != TCP_LINK_OPEN || link->write_failed || tcp_pieces_detach(self, link, 0)) {
     tcp_link_free(self, link);
     return;
-  }
-  for (uint32_t i = 0; i < link->piece_count; i++) {
-    tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
-    if (!piece->owner && tcp_piece_detach(self, link, piece)) {
-      tcp_link_free(self, link);
-      return;
-    }
   }
   tcp_input_drop(self, link);
   link->sent_count = link->refused = 0;
@@ -68251,7 +68198,8 @@ static ssize_t tcp_take(const tcp_self *self, const tcp_link *link, struct iovec
 }
 
 /* Reads the rest of the frame, and some bytes behind it, in one call: many while frames are small, few while they are
- * large, because these are copied. Returns as recv does; fewer bytes than requested mean that the socket is empty. */
+ * large, because these are copied. Returns as recv does, or a negative errno; fewer bytes than requested mean that the
+ * socket is empty. */
 static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   struct iovec iov[3];
   size_t count = 0, in_frame = 0;
@@ -68262,10 +68210,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
     link->got = got;
     in_frame = all - got;
   }
-  if (!link->stage && !(link->stage = tcp_buffer_get(self, TCP_BLOCK_BYTES))) {
-    errno = ENOMEM;
-    return -1;
-  }
+  if (!link->stage && !(link->stage = tcp_buffer_get(self, TCP_BLOCK_BYTES))) return -ENOMEM;
   uint8_t *stage = tcp_payload(link->stage);
   size_t kept = link->stage_end - link->stage_at; /* less than a header */
   if (kept && link->stage_at) memmove(stage, stage + link->stage_at, kept);
@@ -68277,7 +68222,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   ssize_t n;
   do n = tcp_take(self, link, iov, count);
   while (n < 0 && errno == EINTR);
-  int number = errno;
+  if (n < 0) n = errno == EWOULDBLOCK ? -EAGAIN : -errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
     link->fed = 1;
@@ -68289,7 +68234,6 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
         (size_t)n < in_frame + gulp && !(link->session && *self->layer->why(link->session));
   }
   tcp_stage_shrink(self, link);
-  errno = number;
   return n;
 }
 
@@ -68320,43 +68264,25 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     if (status > 0) {
       link->whole = 1;
       link->roots = 0;
-      return;
     }
-    if (status < 0) {
-      tcp_input_end(self, link, status);
-      return;
-    }
-    if (link->asks) return;
-    if (!link->readable) {
-      if (link->window) self->gauge->empty(self, link);
-      return;
-    }
+    if (status < 0) tcp_input_end(self, link, status);
+    if (status || link->asks) return;
+    if (!link->readable) break;
     int drained = 0, midst = link->frame != NULL;
     size_t got = link->got;
     ssize_t n = tcp_fill(self, link, &drained);
-    if (n == 0) {
-      if (link->write_failed)
-        tcp_link_fail(self, link, link->write_failed);
-      else
-        tcp_input_end(self, link, MLFAB_ERR_PEER_CLOSED);
-      return;
-    }
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-      tcp_link_fail(self, link, errno);
-      return;
-    }
-    if (n < 0 && link->write_failed) {
-      tcp_link_fail(self, link, link->write_failed);
-      return;
-    }
+    int number = n > 0 ? 0 : n < 0 && n != -EAGAIN ? (int)-n : link->write_failed;
+    if (number)
+      tcp_link_fail(self, link, number);
+    else if (n == 0)
+      tcp_input_end(self, link, MLFAB_ERR_PEER_CLOSED);
+    if (number || n == 0) return;
     if (n < 0 || drained) link->readable = 0;
-    if (n > 0 && midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
+    if (n < 0) break;
+    if (midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
       tcp_look_midst(self, link, got);
-    if (n < 0) {
-      if (link->window) self->gauge->empty(self, link);
-      return;
-    }
   }
+  if (link->window) self->gauge->empty(self, link);
 }
 
 /* Discards the input of a link that we have closed, until its end. */
@@ -68364,11 +68290,9 @@ static void tcp_linger(tcp_self *self, tcp_link *link) {
   for (int i = 0; i < 16; i++) {
     int drained = 0;
     ssize_t n = tcp_fill(self, link, &drained);
-    int number = errno;
     tcp_input_drop(self, link);
     if (n > 0) continue;
-    if (n == 0 || link->write_failed || (number != EAGAIN && number != EWOULDBLOCK))
-      tcp_link_free(self, link);
+    if (n != -EAGAIN || link->write_failed) tcp_link_free(self, link);
     return;
   }
 }
@@ -68425,10 +68349,20 @@ static void tcp_look(tcp_self *self) {
     tcp_noted(self, events[i].data.u32, (events[i].events & ~(uint32_t)EPOLLOUT) != 0,
               (events[i].events & EPOLLOUT) != 0);
 #else
-  int n = poll(self->polled, self->slot_count, 0);
-  for (uint32_t i = 0; n > 0 && i < self->slot_count; i++) {
-    short events = self->polled[i].fd >= 0 ? self->polled[i].revents : 0;
-    if (events) tcp_noted(self, i, (events & ~POLLOUT) != 0, (events & POLLOUT) != 0);
+  struct pollfd polled[TCP_SLOTS_LEAST];
+  for (uint32_t first = 0; first < self->slot_count; first += TCP_SLOTS_LEAST) {
+    for (uint32_t i = 0; i < TCP_SLOTS_LEAST; i++) {
+      const tcp_link *link = self->slots[first + i].link;
+      polled[i] = (struct pollfd){.fd = -1};
+      if (link && link->interest) polled[i] = (struct pollfd){link->fd, (short)link->interest, 0};
+    }
+    if (!first && !atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
+      polled[0] = (struct pollfd){self->listener, POLLIN, 0};
+    (void)poll(polled, TCP_SLOTS_LEAST, 0);
+    for (uint32_t i = 0; i < TCP_SLOTS_LEAST; i++) {
+      int events = polled[i].revents;
+      if (events) tcp_noted(self, first + i, (events & ~POLLOUT) != 0, (events & POLLOUT) != 0);
+    }
   }
 #endif
   if (!self->layer) return;
@@ -68438,12 +68372,13 @@ static void tcp_look(tcp_self *self) {
 
 /* Reports how a link ended, and frees it. */
 static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
-  event->kind = link->state == TCP_LINK_REFUSED ? MLFAB_IO_REFUSED : MLFAB_IO_DOWN;
-  event->link = link->state == TCP_LINK_BROKEN ? link->id : 0;
-  event->token = link->state == TCP_LINK_FAILED ? link->token : 0;
+  int called = !link->told_up && !link->small; /* a stranger's frames are small */
+  event->kind = link->told_up || called ? MLFAB_IO_DOWN : MLFAB_IO_REFUSED;
+  event->link = link->told_up ? link->id : 0;
+  event->token = called ? link->token : 0;
   event->code = link->code;
-  snprintf(self->text, sizeof self->text, "%s%s: %s",
-           link->state == TCP_LINK_FAILED ? "connect to " : "", link->name, link->why);
+  snprintf(self->text, sizeof self->text, "%s%s: %s", called ? "connect to " : "", link->name,
+           link->why);
   event->text = self->text;
   tcp_link_free(self, link);
   return 1;
@@ -68452,18 +68387,14 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
 /* The address at which the listener is reached by the route of this call, in self->text; or NULL. */
 static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, listens;
-  memset(&here, 0, sizeof here);
-  memset(&listens, 0, sizeof listens);
-  here.bytes = listens.bytes = sizeof here.at.storage;
-  if (!self->anywhere || !link->token ||
-      getsockname(self->listener, &listens.at.any, &listens.bytes) ||
-      getsockname(link->fd, &here.at.any, &here.bytes) || tcp_is_loopback(&here))
+  if (!self->anywhere || !link->token || tcp_ends(self->listener, 0, &listens) ||
+      tcp_ends(link->fd, 0, &here) || tcp_is_loopback(&here))
     return NULL;
   int mapped = here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&here.at.v6.sin6_addr);
   if (listens.at.any.sa_family == AF_INET && here.at.any.sa_family != AF_INET) return NULL;
   if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
     return NULL;
-  tcp_set_port(&here, tcp_port(&listens));
+  *tcp_port(&here) = *tcp_port(&listens);
   if (!self->gauge) self->place = here;
   self->is_local = 0;
   tcp_format(self, &here, self->text, sizeof self->text);
@@ -68472,11 +68403,7 @@ static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
 
 /* Each end of a Unix socket has asked the kernel for the user of the other end (tcp_trusts). */
 static int tcp_tell_up(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
-  tcp_endpoint here;
-  memset(&here, 0, sizeof here);
-  here.bytes = sizeof here.at.storage;
-  if (!getsockname(link->fd, &here.at.any, &here.bytes) && here.at.any.sa_family == AF_UNIX)
-    event->caps = MLFAB_CAP_VOUCHED;
+  if (link->local) event->caps = MLFAB_CAP_VOUCHED;
   event->text = tcp_reached_at(self, link);
   link->told_up = 1;
   event->kind = MLFAB_IO_UP;
@@ -68529,7 +68456,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   }
   if ((link->state == TCP_LINK_OPEN || link->state == TCP_LINK_STRANGER) && !link->whole)
     tcp_receive(self, link);
-  if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
+  if (link->state == TCP_LINK_ENDED) return tcp_tell_end(self, link, event);
   if (link->asks) return tcp_tell_head(self, link, event);
   if (!link->whole) return 0;
   if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
@@ -68579,17 +68506,13 @@ static void tcp_wake_drain(tcp_self *self) {
   while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
 }
 
-static int tcp_milliseconds(uint64_t ns) {
-  return ns >= (uint64_t)INT_MAX * 1000000u ? INT_MAX : (int)((ns + 999999u) / 1000000u);
-}
-
-#if MLFAB_TCP_EPOLL
 static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
-  struct epoll_event events[16];
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
   if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
     timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
+#if MLFAB_TCP_EPOLL
+  struct epoll_event events[16];
   int n = -1;
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)
   struct timespec timeout;
@@ -68605,19 +68528,11 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
     n = epoll_wait(self->poller, events, MLFAB__COUNT(events), tcp_milliseconds(timeout_ns));
   for (int i = 0; i < n; i++)
     if (events[i].data.u32 == TCP_SLOTS) tcp_wake_drain(self);
-}
 #else
-static void tcp_wait(void *opaque, uint64_t timeout_ns) {
-  tcp_self *self = opaque;
-  struct pollfd entry = {0};
-  if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
-  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
-    timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
-  entry.fd = self->wake_read;
-  entry.events = POLLIN;
+  struct pollfd entry = {.fd = self->wake_read, .events = POLLIN};
   if (poll(&entry, 1, tcp_milliseconds(mlfab__min(timeout_ns, 1000000u))) > 0) tcp_wake_drain(self);
-}
 #endif
+}
 
 static void tcp_wake(void *opaque) {
   tcp_self *self = opaque;
@@ -68641,90 +68556,68 @@ static int tcp_arm(void *opaque, int on) {
 
 /* --- probing ---------------------------------------------------------------------------------- */
 
+/* Reads the kernel's struct tcp_info: 1, or 0 on a system that has none. */
+static int tcp_kernel_info(int fd, uint8_t info[TCP_INFO_PROBE_WANTED]) {
 #if defined(__linux__) && defined(TCP_INFO)
+  socklen_t room = TCP_INFO_PROBE_WANTED;
+  return !getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) && room == TCP_INFO_PROBE_WANTED;
+#else
+  return (void)fd, (void)info, 0;
+#endif
+}
+
 /* AGAIN if retransmitted data is unanswered: an acknowledgement older than the last transmission does not answer it.
  * The kernel knows the connection's round trip time, so its timer tells when an answer is due. While the peer answers,
  * a closed window (its process is not reading) is ignored. */
 static int tcp_probe_network(int fd) {
   uint8_t info[TCP_INFO_PROBE_WANTED];
-  socklen_t room = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info ||
+  if (!tcp_kernel_info(fd, info) ||
       !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that does not fill the structure */
     return MLFAB_ERR_UNSUPPORTED;
   int newer =
       tcp_info_number(info + TCP_INFO_LAST_ACK, 4) <= tcp_info_number(info + TCP_INFO_LAST_SENT, 4);
-  if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
-  return 0;
+  return info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer) ? MLFAB_ERR_AGAIN : 0;
 }
+
 /* Returns 1: sent data are not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or unknown. */
-static unsigned tcp_look_at_path(int fd) {
+static unsigned tcp_look_at_path(const tcp_link *link) {
   enum {
     REPEATED = 4,
     FRESH_MS = 1000
   }; /* repeated for 3 s: data come that are newer than the loss */
   uint8_t info[TCP_INFO_PROBE_WANTED];
-  socklen_t room = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  if (!link || link->state != TCP_LINK_OPEN || link->local || !tcp_kernel_info(link->fd, info))
+    return 0;
   unsigned lost =
       info[TCP_INFO_RETRANSMITS] >= REPEATED && tcp_info_number(info + TCP_INFO_UNACKED, 4);
   return lost | (tcp_info_number(info + TCP_INFO_LAST_RECV, 4) < FRESH_MS ? 2 : 0);
 }
-#else
-static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
-static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
-#endif
 
 /* An open Unix socket is enough, except if the peer's process has died and only a child of it holds the socket. */
-static int tcp_probe_local(int fd) {
-#if defined(__linux__)
-  struct ucred peer;
-  socklen_t bytes = sizeof peer;
-  if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) && peer.pid > 0 &&
-      kill(peer.pid, 0) && errno == ESRCH)
-    return MLFAB_ERR_AGAIN;
-#else
-  (void)fd;
-#endif
-  return 0;
+static int tcp_probe_local(const tcp_link *link) {
+  return link->pid > 0 && kill(link->pid, 0) && errno == ESRCH ? MLFAB_ERR_AGAIN : 0;
 }
 
 static int tcp_probe(void *opaque, uint32_t id) {
   tcp_link *link = tcp_find(opaque, id);
-  tcp_endpoint here;
-  memset(&here, 0, sizeof here);
-  here.bytes = sizeof here.at.storage;
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
   int fed = link->fed && (link->frame || link->stage);
   link->fed = 0;
   if (fed) return 1;
-  if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
-  return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
-}
-
-/* Do these sockets lead to the same host? */
-static int tcp_same_host(int one, int other) {
-  tcp_endpoint a, b;
-  memset(&a, 0, sizeof a);
-  memset(&b, 0, sizeof b);
-  a.bytes = b.bytes = sizeof a.at.storage;
-  if (getpeername(one, &a.at.any, &a.bytes) || getpeername(other, &b.at.any, &b.bytes) ||
-      a.at.any.sa_family != b.at.any.sa_family)
-    return 0;
-  return a.at.any.sa_family == AF_INET6
-             ? !memcmp(&a.at.v6.sin6_addr, &b.at.v6.sin6_addr, sizeof a.at.v6.sin6_addr)
-             : a.at.any.sa_family == AF_INET && a.at.v4.sin_addr.s_addr == b.at.v4.sin_addr.s_addr;
+  return link->local ? tcp_probe_local(link) : tcp_probe_network(link->fd);
 }
 
 /* Detects paths that lose large packets: a link gets no data through to a host from which data come. */
 static int tcp_trouble(void *opaque, char *text, size_t room) {
   const tcp_self *self = opaque;
+  tcp_endpoint there, other;
   for (uint32_t i = 0; i < self->slot_count; i++) {
     const tcp_link *lost = self->slots[i].link;
-    if (!lost || lost->state != TCP_LINK_OPEN || !(tcp_look_at_path(lost->fd) & 1)) continue;
+    if (!(tcp_look_at_path(lost) & 1) || tcp_ends(lost->fd, 1, &there)) continue;
     for (uint32_t k = 0; k < self->slot_count; k++) {
       const tcp_link *link = self->slots[k].link;
-      if (!link || link->state != TCP_LINK_OPEN || !tcp_same_host(lost->fd, link->fd) ||
-          !(tcp_look_at_path(link->fd) & 2))
+      if (!(tcp_look_at_path(link) & 2) || tcp_ends(link->fd, 1, &other) ||
+          !tcp_same_host(&there, &other))
         continue;
       snprintf(
           text, room,
@@ -68771,9 +68664,6 @@ static void tcp_close(void *opaque) {
   if (self->layer) self->layer->close(self->layer_user);
   while (self->buffers.next != &self->buffers) tcp_buffer_free(self, self->buffers.next);
   mlfab__free(&self->env, self->slots, self->slot_count * sizeof *self->slots);
-#if !MLFAB_TCP_EPOLL
-  mlfab__free(&self->env, self->polled, self->slot_count * sizeof *self->polled);
-#endif
   mlfab__env env = self->env;
   mlfab__free(&env, self, sizeof *self);
 }
@@ -68902,13 +68792,6 @@ typedef struct tcp_meter {
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
 } tcp_meter;
 
-static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
-}
-
 static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
 
 /* Finds the interface with this address, if it is not the loopback. */
@@ -68921,8 +68804,7 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
     int kind = i->ifa_addr->sa_family;
     if (kind != AF_INET && kind != AF_INET6) continue;
     memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
-    if (tcp_same_address(&at, end))
-      snprintf(meter->ifname, sizeof meter->ifname, "%s", i->ifa_name);
+    if (tcp_same_host(&at, end)) snprintf(meter->ifname, sizeof meter->ifname, "%s", i->ifa_name);
   }
   freeifaddrs(list);
 }
@@ -68930,14 +68812,9 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
 /* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
-  memset(&here, 0, sizeof here);
-  memset(&there, 0, sizeof there);
-  here.bytes = there.bytes = sizeof here.at.storage;
   if (self->is_local) return 1;
-  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
-      getpeername(link->fd, &there.at.any, &there.bytes))
-    return 0;
-  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
+  if (tcp_ends(link->fd, 0, &here) || tcp_ends(link->fd, 1, &there)) return 0;
+  return !tcp_is_loopback(&here) && !tcp_same_host(&here, &there);
 }
 
 /* Ends a period of awaiting. The caller's time may be slightly before its beginning. */

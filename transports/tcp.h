@@ -64,6 +64,7 @@ enum {
   TCP_TURNS = 8,              /* events between two passes over the sockets */
   TCP_LOOK_EVERY = 8,         /* polls without events between two passes, with one link */
   TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
+  TCP_SLOTS_LEAST = 64,
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
   TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
@@ -73,9 +74,9 @@ enum {
   TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
-      2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
-  TCP_WATCH_IN = 1,
-  TCP_WATCH_OUT = 2
+      2000000000,        /* for the handshake of a layer, and a stranger's first frame behind it */
+  TCP_WATCH_IN = POLLIN, /* on Linux EPOLLIN and EPOLLOUT are the same numbers */
+  TCP_WATCH_OUT = POLLOUT
 };
 
 enum tcp_asks {
@@ -90,9 +91,7 @@ enum tcp_state {
   TCP_LINK_STRANGER,
   TCP_LINK_OPEN,
   TCP_LINK_LINGER,
-  TCP_LINK_FAILED,
-  TCP_LINK_REFUSED,
-  TCP_LINK_BROKEN
+  TCP_LINK_ENDED
 };
 
 /* The payload begins 64 bytes behind its address. */
@@ -151,7 +150,9 @@ typedef struct tcp_question {
 typedef struct tcp_link {
   int fd;
   uint32_t id, interest;
+  pid_t pid; /* the peer's, at a Unix socket; 0: unknown */
   uint8_t state, told_up, readable;
+  uint8_t local;   /* a Unix socket */
   uint8_t whole;   /* `frame` is complete and verified */
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
@@ -212,9 +213,6 @@ typedef struct tcp_self {
   atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
-#if !MLFAB_TCP_EPOLL
-  struct pollfd *polled; /* one for each slot */
-#endif
   tcp_node ready, dirty, shaking, strangers, lingering;
   uint32_t stranger_count, lingering_count;
   uint32_t turns;                /* events since the last pass */
@@ -248,6 +246,29 @@ typedef struct tcp_gauge {
 /* The function `measure` of the table. The first call begins to measure. */
 MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p);
 
+/* Sets *end to the address of a socket, or of its peer. Returns 0, or -1 with errno. */
+static inline int tcp_ends(int fd, int peer, tcp_endpoint *end) {
+  memset(end, 0, sizeof *end);
+  end->bytes = sizeof end->at.storage;
+  if (peer) return getpeername(fd, &end->at.any, &end->bytes);
+  return getsockname(fd, &end->at.any, &end->bytes);
+}
+
+/* The address without the port, and its number of bytes: IPv4 or IPv6. */
+static inline const void *tcp_host(const tcp_endpoint *end, size_t *bytes_p) {
+  int v4 = end->at.any.sa_family == AF_INET;
+  *bytes_p = v4 ? sizeof end->at.v4.sin_addr : sizeof end->at.v6.sin6_addr;
+  return v4 ? (const void *)&end->at.v4.sin_addr : (const void *)&end->at.v6.sin6_addr;
+}
+
+static inline int tcp_same_host(const tcp_endpoint *a, const tcp_endpoint *b) {
+  size_t bytes;
+  const void *host = tcp_host(a, &bytes);
+  int family = a->at.any.sa_family;
+  return family == b->at.any.sa_family && family != AF_UNIX &&
+         !memcmp(host, tcp_host(b, &bytes), bytes);
+}
+
 static inline int tcp_is_loopback(const tcp_endpoint *end) {
   if (end->at.any.sa_family == AF_UNIX) return 1;
   if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
@@ -255,7 +276,6 @@ static inline int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-#if defined(__linux__) && defined(TCP_INFO)
 /* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
  * Kernels before 4.10 return less. */
 enum {
@@ -275,7 +295,6 @@ static inline uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
   if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
   return memcpy(&small, at, sizeof small), small;
 }
-#endif
 
 #endif /* MLFAB_WITH_TCP */
 

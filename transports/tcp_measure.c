@@ -44,13 +44,6 @@ typedef struct tcp_meter {
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
 } tcp_meter;
 
-static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
-}
-
 static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
 
 /* Finds the interface with this address, if it is not the loopback. */
@@ -63,8 +56,7 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
     int kind = i->ifa_addr->sa_family;
     if (kind != AF_INET && kind != AF_INET6) continue;
     memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
-    if (tcp_same_address(&at, end))
-      snprintf(meter->ifname, sizeof meter->ifname, "%s", i->ifa_name);
+    if (tcp_same_host(&at, end)) snprintf(meter->ifname, sizeof meter->ifname, "%s", i->ifa_name);
   }
   freeifaddrs(list);
 }
@@ -72,14 +64,9 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
 /* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
-  memset(&here, 0, sizeof here);
-  memset(&there, 0, sizeof there);
-  here.bytes = there.bytes = sizeof here.at.storage;
   if (self->is_local) return 1;
-  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
-      getpeername(link->fd, &there.at.any, &there.bytes))
-    return 0;
-  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
+  if (tcp_ends(link->fd, 0, &here) || tcp_ends(link->fd, 1, &there)) return 0;
+  return !tcp_is_loopback(&here) && !tcp_same_host(&here, &there);
 }
 
 /* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
