@@ -69731,7 +69731,7 @@ struct shm {
   mlfab__env env;
   pid_t pid; /* process that opened the transport */
   uint32_t live_count, cursor, burst, busy;
-  struct shm_link **live; /* links that are UP; changed under lock */
+  struct shm_link **live; /* links that are UP; changed under lock. The next two share its memory */
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count;
@@ -69892,12 +69892,14 @@ MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd) {
   *fd = -1;
 }
 
+union shm_control {
+  struct cmsghdr header;
+  char bytes[CMSG_SPACE(3 * sizeof(int))];
+};
+
 MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
                                             uint32_t n) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
+  union shm_control control;
   struct iovec part = {packet, bytes};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
   if (n > 0) {
@@ -69915,10 +69917,7 @@ MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, 
 
 MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
                                                uint32_t room, uint32_t *count_p) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
+  union shm_control control;
   struct iovec part = {packet, bytes};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
   message.msg_controllen = sizeof control.bytes;
@@ -69996,7 +69995,7 @@ static bool shm_link_sent_room(struct shm *t) {
   struct shm_sent *sent = mlfab__alloc_array(&t->env, capacity, sizeof *sent);
   if (sent == NULL) return false;
   for (uint32_t i = 0; i < count; i++) sent[i] = t->sent[(t->sent_first + i) & (count - 1)];
-  if (t->sent != NULL) mlfab__free(&t->env, t->sent, count * sizeof *sent);
+  mlfab__free(&t->env, t->sent, count * sizeof *sent);
   t->sent = sent;
   t->sent_first = 0;
   t->sent_capacity = capacity;
@@ -70809,10 +70808,9 @@ static int shm_packet_receive(const struct shm *t, struct shm_link *link, int *f
     return 1;
   }
   for (uint32_t i = 0; i < want; i++) mlfab__shm_close_fd(&fds[i]);
-  if (known && hello.protocol == MLFAB_PROTOCOL && small) return MLFAB_ERR_UNSUPPORTED;
-  return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
-         : hello.protocol < MLFAB_PROTOCOL          ? MLFAB_ERR_PROTOCOL_OLDER
-                                                    : MLFAB_ERR_PROTOCOL_NEWER;
+  if (!known) return MLFAB_ERR_REFUSED;
+  if (hello.protocol == MLFAB_PROTOCOL) return small ? MLFAB_ERR_UNSUPPORTED : MLFAB_ERR_REFUSED;
+  return hello.protocol < MLFAB_PROTOCOL ? MLFAB_ERR_PROTOCOL_OLDER : MLFAB_ERR_PROTOCOL_NEWER;
 }
 
 /* Is the peer of this user, or root? Other users could read frames sent to them. */
@@ -70830,40 +70828,33 @@ static struct shm_link *shm_find(struct shm *t, uint32_t number) {
   return number == 0 || number > t->capacity ? NULL : t->table[number - 1];
 }
 
-/* Makes the arrays large enough for one more link, so that later steps cannot fail for lack of room. */
+/* Makes the three arrays large enough for one more link, so that later steps cannot fail for lack of room. */
 static bool shm_reserve(struct shm *t) {
   if (t->links < t->capacity) return true;
-  uint32_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
+  size_t old = t->capacity, capacity = old == 0 ? 64 : 2 * old;
   if (capacity >= (1u << 24)) return false;
-  struct shm_link **live = mlfab__alloc_array(&t->env, capacity, sizeof *live);
-  struct shm_link **table = mlfab__alloc_array(&t->env, capacity, sizeof *table);
-  struct shm_link **touched = mlfab__alloc_array(&t->env, capacity, sizeof *touched);
-  size_t old = t->capacity * sizeof *live, size = capacity * sizeof *live;
-  bool done = live != NULL && table != NULL && touched != NULL;
-  if (done) {
-    if (old > 0) {
-      memcpy(live, t->live, old);
-      memcpy(table, t->table, old);
-      memcpy(touched, t->touched, old);
-    }
-    struct shm_link **grown[3] = {live, table, touched};
-    pthread_mutex_lock(&t->lock);
-    live = t->live, table = t->table, touched = t->touched;
-    t->live = grown[0], t->table = grown[1], t->touched = grown[2];
-    t->capacity = capacity;
-    pthread_mutex_unlock(&t->lock);
-    size = old;
-  }
-  if (live != NULL) mlfab__free(&t->env, live, size);
-  if (table != NULL) mlfab__free(&t->env, table, size);
-  if (touched != NULL) mlfab__free(&t->env, touched, size);
-  return done;
+  struct shm_link **before = t->live;
+  struct shm_link **live = mlfab__alloc_array(&t->env, capacity, 3 * sizeof *live);
+  if (live == NULL) return false;
+  for (size_t i = 0; i < 3 && old > 0; i++)
+    memcpy(live + i * capacity, before + i * old, old * sizeof *live);
+  pthread_mutex_lock(&t->lock);
+  t->live = live;
+  t->table = live + capacity;
+  t->touched = live + 2 * capacity;
+  t->capacity = (uint32_t)capacity;
+  pthread_mutex_unlock(&t->lock);
+  mlfab__free(&t->env, before, 3 * old * sizeof *live);
+  return true;
 }
 
-/* Creates a half-open link. */
+/* Creates a half-open link. NULL: out of memory, and `fd` is closed. */
 static struct shm_link *shm_new_link(struct shm *t, enum shm_state state, int fd) {
   struct shm_link *link = shm_reserve(t) ? mlfab__alloc(&t->env, sizeof *link) : NULL;
-  if (link == NULL) return NULL;
+  if (link == NULL) {
+    close(fd);
+    return NULL;
+  }
   link->fd = fd;
   link->event_fd = link->segment_fd = -1;
   link->state = state;
@@ -70956,8 +70947,7 @@ static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at
     if (slot == NULL) return NULL;
     slot->all = t->all_slots;
     t->all_slots = slot;
-    slot->next = t->free_slots;
-    t->free_slots = slot;
+    shm_put_slot(t, slot);
   }
   if (bytes > SHM_SMALL && slot->large == NULL) {
     slot->large = mlfab__alloc(&t->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
@@ -71010,6 +71000,20 @@ static bool shm_watch(struct shm *t, int fd, void *what) {
   return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
+/* Returns the name in "shm:[<host>/]<name>". NULL: it is malformed, or of another host. */
+static const char *shm_name(uint64_t host, const char *address) {
+  if (strncmp(address, "shm:", 4) != 0) return NULL;
+  const char *at = address + 4, *slash = strchr(at, '/');
+  if (slash != NULL) {
+    size_t digits = strspn(at, "0123456789abcdef");
+    if (at + digits != slash || digits > 16 || strtoull(at, NULL, 16) != host) return NULL;
+    at = slash + 1;
+  }
+  size_t n = 0;
+  while (at[n] > ' ' && at[n] != '/' && at[n] != 127) n++;
+  return at[n] == 0 && n <= SHM_NAME_MAX ? at : NULL;
+}
+
 static socklen_t shm_sockaddr(const char *name, struct sockaddr_un *to) {
   memset(to, 0, sizeof *to);
   to->sun_family = AF_UNIX;
@@ -71020,8 +71024,7 @@ static socklen_t shm_sockaddr(const char *name, struct sockaddr_un *to) {
 /* Continues one of our connects as far as possible. poll reports failures. */
 static void shm_call(struct shm *t, struct shm_link *link) {
   struct sockaddr_un to;
-  const char *slash = strchr(link->address, '/');
-  socklen_t bytes = shm_sockaddr(slash != NULL ? slash + 1 : link->address + 4, &to);
+  socklen_t bytes = shm_sockaddr(shm_name(t->host, link->address), &to);
   int fds[3] = {link->segment_fd, t->bell_fd, t->event_fd};
   int code = MLFAB_ERR_REFUSED;
   if (connect(link->fd, (struct sockaddr *)&to, bytes) != 0) {
@@ -71038,15 +71041,20 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   atomic_store(&t->look, true);
 }
 
-/* Called if a connection waits, and the process has no descriptor left: drops the oldest connection without a packet.
- * If there is none, stops watching the listener for a while, since watching would only spin. Returns 1 if a connection
- * was refused. */
-static int shm_spare(struct shm *t, mlfab_io_event *event) {
+/* Drops the oldest connection without a packet: the last in the list, which grows at the front. Returns 1, or 0 if there
+ * is none. */
+static int shm_refuse_oldest(struct shm *t, mlfab_io_event *event) {
   struct shm_link *oldest = NULL;
   for (struct shm_link *link = t->half; link != NULL; link = link->next)
     if (link->inbound) oldest = link;
-  if (oldest != NULL)
-    return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
+  return oldest != NULL &&
+         shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
+}
+
+/* Called if a connection waits, and the process has no descriptor left. If no older connection can be dropped, stops
+ * watching the listener for a while, since watching would only spin. Returns 1 if a connection was refused. */
+static int shm_spare(struct shm *t, mlfab_io_event *event) {
+  if (shm_refuse_oldest(t, event)) return 1;
   epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
   atomic_store(&t->deaf_ns, shm_now());
   return 0;
@@ -71066,16 +71074,11 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   struct shm_link *link = shm_new_link(t, SHM_CALLED, fd);
   if (link == NULL || !shm_watch(t, fd, link)) {
     if (link != NULL) shm_drop_half(t, link);
-    if (link == NULL) close(fd);
     shm_tell(t, event, MLFAB_IO_REFUSED, MLFAB_ERR_MEMORY, pid, "found no room", "");
     return 1;
   }
   link->pid = pid;
-  if (t->inbound_count <= SHM_HALF_MAX) return 0;
-  struct shm_link *oldest = NULL; /* the last in the list, which grows at the front */
-  for (link = t->half; link != NULL; link = link->next)
-    if (link->inbound) oldest = link;
-  return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
+  return t->inbound_count > SHM_HALF_MAX && shm_refuse_oldest(t, event);
 }
 
 /* Maps the peer's segment and bell; its rings have `ring` bytes. Returns 0, or an error. */
@@ -71094,30 +71097,31 @@ static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, ui
   return 0;
 }
 
+/* The text for an error of shm_packet_receive. */
+static const char *shm_mismatch(const struct shm *t, int code) {
+  if (code == MLFAB_ERR_PROTOCOL_OLDER) return "has an older protocol than this process ";
+  if (code == MLFAB_ERR_PROTOCOL_NEWER) return "has a newer protocol than this process ";
+  if (code == MLFAB_ERR_REFUSED) return "did not follow the protocol ";
+  if (t->lend != NULL)
+    return "has no lent memory (MLFAB_WITH_LEND is 0), which the small rings of many processes "
+           "need ";
+  return "has small rings for many processes, which need lent memory; this process was built "
+         "without "
+         "it (MLFAB_WITH_LEND is 0) ";
+}
+
 /* Receives the packet of a half-open link, or its end. Returns 1 if there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
-  static const char older[] = "has an older protocol than this process ";
-  static const char newer[] = "has a newer protocol than this process ";
-  static const char plain[] =
-      "has no lent memory (MLFAB_WITH_LEND is 0), which the small rings of many processes need ";
-  static const char lends[] =
-      "has small rings for many processes, which need lent memory; this process was built without "
-      "it (MLFAB_WITH_LEND is 0) ";
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
   uint32_t ring = link->inbound ? SHM_RING : link->ring;
   int got = shm_packet_receive(t, link, fds, 2 + own_segment, &ring);
   if (got == 0) return 0;
-  if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
-    if (link->inbound)
+  if (got < 0) {
+    if (link->inbound && got != MLFAB_ERR_REFUSED)
       shm_packet_send(t, link->fd, NULL, 0, SHM_RING); /* so that the peer can report it, too */
-    return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
+    return shm_give_up(t, link, got, shm_mismatch(t, got), event);
   }
-  if (got == MLFAB_ERR_UNSUPPORTED) {
-    if (link->inbound) shm_packet_send(t, link->fd, NULL, 0, SHM_RING);
-    return shm_give_up(t, link, got, t->lend == NULL ? lends : plain, event);
-  }
-  if (got < 0) return shm_give_up(t, link, got, "did not follow the protocol ", event);
   link->event_fd = fds[own_segment + 1];
   int code = shm_map_link(t, link, fds, ring);
   if (link->inbound) close(fds[0]);
@@ -71183,29 +71187,6 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
 
 /* ---- the table's functions ---- */
 
-/* Splits "shm:[<host>/]<name>": 0, or ADDRESS. */
-static int shm_parse(const char *address, uint64_t *host_p, bool *has_host_p,
-                     char name[SHM_NAME_MAX + 1]) {
-  if (address == NULL || strncmp(address, "shm:", 4) != 0) return MLFAB_ERR_ADDRESS;
-  const char *at = address + 4, *slash = strchr(at, '/');
-  uint64_t host = 0;
-  for (; slash != NULL && at < slash; at++) {
-    static const char digits[] = "0123456789abcdef";
-    const char *digit = strchr(digits, *at);
-    if (digit == NULL || slash - at > 16) return MLFAB_ERR_ADDRESS;
-    host = host << 4 | (uint64_t)(digit - digits);
-  }
-  if (slash != NULL) at = slash + 1;
-  size_t n = strlen(at);
-  if (n > SHM_NAME_MAX) return MLFAB_ERR_ADDRESS;
-  for (size_t i = 0; i < n; i++)
-    if (at[i] <= ' ' || at[i] == '/' || at[i] == 127) return MLFAB_ERR_ADDRESS;
-  memcpy(name, at, n + 1);
-  *host_p = host;
-  *has_host_p = slash != NULL;
-  return 0;
-}
-
 /* A hash that is equal in all processes that can reach each other's abstract sockets. */
 static bool shm_host(uint64_t *host_p) {
   char text[160];
@@ -71258,15 +71239,11 @@ static void shm_stop(void *self) {
   while (t->all_slots != NULL) {
     struct shm_slot *slot = t->all_slots;
     t->all_slots = slot->all;
-    if (slot->large != NULL) mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+    mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
     mlfab__free(&t->env, slot, sizeof *slot);
   }
-  if (t->capacity > 0) {
-    mlfab__free(&t->env, t->live, t->capacity * sizeof *t->live);
-    mlfab__free(&t->env, t->table, t->capacity * sizeof *t->table);
-    mlfab__free(&t->env, t->touched, t->capacity * sizeof *t->touched);
-  }
-  if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
+  mlfab__free(&t->env, t->live, 3 * (size_t)t->capacity * sizeof *t->live);
+  mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
   if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
   mlfab__shm_close_fd(&t->bell_fd);
   mlfab__shm_close_fd(&t->event_fd);
@@ -71282,7 +71259,6 @@ static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
   t->bell_fd = mlfab__shm_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
-  if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -71299,21 +71275,22 @@ static int shm_open_fds(struct shm *t, const char *name) {
 
 static int shm_start(const mlfab_transport_options *options, void **self_p, char *address) {
   mlfab__env env;
-  char name[SHM_NAME_MAX + 1] = "";
-  uint64_t host = 0, wanted, random = 0;
-  bool has_host = false;
+  char made[48];
+  const char *name = "";
+  uint64_t host = 0, random = 0;
   int code = mlfab__env_init(&env, options->env);
   if (code != 0) return MLFAB__FAIL(options->error, code, "shm: bad env");
   if (!shm_host(&host))
     return MLFAB__FAIL(options->error, MLFAB_ERR_IO, "shm: /proc does not tell which host this is");
-  if (options->listen != NULL && options->listen[0] != 0 &&
-      (shm_parse(options->listen, &wanted, &has_host, name) != 0 || (has_host && wanted != host)))
+  if (options->listen != NULL && *options->listen) name = shm_name(host, options->listen);
+  if (name == NULL)
     return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS, "shm: cannot listen at %.100s",
                        options->listen);
   if (name[0] == 0) {
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
       random = (uint64_t)time(NULL);
-    snprintf(name, sizeof name, "%ld-%016llx", (long)getpid(), (unsigned long long)random);
+    snprintf(made, sizeof made, "%ld-%016llx", (long)getpid(), (unsigned long long)random);
+    name = made;
   }
   struct shm *t = mlfab__alloc(&env, sizeof *t);
   if (t == NULL) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "shm: out of memory");
@@ -71324,16 +71301,12 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
   pthread_mutex_init(&t->lock, NULL);
   code = shm_open_fds(t, name);
+  int why = errno;
+  if (code == 0 && t->lend != NULL && (code = t->lend->open(t, options)) != 0) why = ENOMEM;
   if (code != 0) {
-    int why = errno;
     shm_stop(t);
     return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name,
                        mlfab__reason(why));
-  }
-  code = t->lend != NULL ? t->lend->open(t, options) : 0;
-  if (code != 0) {
-    shm_stop(t);
-    return MLFAB__FAIL(options->error, code, "shm: out of memory");
   }
   snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
   *self_p = t;
@@ -71341,22 +71314,13 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
 }
 
 static int shm_reach(void *self, const char *address) {
-  struct shm *t = self;
-  char name[SHM_NAME_MAX + 1];
-  uint64_t host;
-  bool has_host;
-  if (shm_parse(address, &host, &has_host, name) != 0 || name[0] == 0) return 0;
-  return !has_host || host == t->host;
+  const char *name = shm_name(((struct shm *)self)->host, address);
+  return name != NULL && name[0] != 0;
 }
 
 static int shm_connect(void *self, const char *address, uint64_t token) {
   struct shm *t = self;
-  char name[SHM_NAME_MAX + 1];
-  uint64_t host;
-  bool has_host;
-  if (shm_parse(address, &host, &has_host, name) != 0 || name[0] == 0 ||
-      (has_host && host != t->host))
-    return MLFAB_ERR_ADDRESS;
+  if (!shm_reach(self, address)) return MLFAB_ERR_ADDRESS;
   for (struct shm_link *old = t->half; old != NULL; old = old->next) {
     if (old->inbound || old->token != token) continue;
     shm_drop_half(t, old);
@@ -71365,10 +71329,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return MLFAB_ERR_IO;
   struct shm_link *link = shm_new_link(t, SHM_TRYING, fd);
-  if (link == NULL) {
-    close(fd);
-    return MLFAB_ERR_MEMORY;
-  }
+  if (link == NULL) return MLFAB_ERR_MEMORY;
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
   link->ring = t->lend != NULL ? t->lend->wish(t) : SHM_RING;
@@ -71468,6 +71429,11 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   return 1;
 }
 
+static inline void shm_next(struct shm *t) {
+  t->burst = 0;
+  t->cursor = t->cursor + 1 < t->live_count ? t->cursor + 1 : 0;
+}
+
 /* Polls each link once, beginning with that of the last frame. */
 static int shm_scan(struct shm *t, mlfab_io_event *event) {
   for (uint32_t i = 0, n = t->live_count; i < n; i++) {
@@ -71475,10 +71441,7 @@ static int shm_scan(struct shm *t, mlfab_io_event *event) {
     uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
     uint64_t word = atomic_load_explicit(shm_word(link->rx, offset), memory_order_acquire);
     if (word != 0) {
-      if (++t->burst >= SHM_BURST) {
-        t->burst = 0;
-        t->cursor = t->cursor + 1 < n ? t->cursor + 1 : 0;
-      }
+      if (++t->burst >= SHM_BURST) shm_next(t);
       return shm_take(t, link, word, event);
     }
     if (MLFAB__UNLIKELY(atomic_load_explicit(&link->gone, memory_order_acquire))) {
@@ -71488,8 +71451,7 @@ static int shm_scan(struct shm *t, mlfab_io_event *event) {
       return shm_down(t, link, MLFAB_ERR_PEER_CLOSED, closed ? "closed the link" : "is gone",
                       event);
     }
-    t->burst = 0;
-    t->cursor = t->cursor + 1 < n ? t->cursor + 1 : 0;
+    shm_next(t);
   }
   return 0;
 }
@@ -71585,17 +71547,6 @@ static int shm_detach(void *self, uint32_t number, uint64_t token) {
   return ((struct shm *)self)->lend->take_back(self, link, token);
 }
 
-/* Sleeps while the bell's word is `state`; with `polled`, until a socket has an event. */
-static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
-  if (polled) {
-    struct epoll_event event;
-    epoll_wait(t->epoll_fd, &event, 1, (int)((ns + 999999) / 1000000));
-    return;
-  }
-  struct timespec span = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-  syscall(SYS_futex, &t->bell->state, MLFAB__FUTEX_WAIT, state, &span, NULL, 0);
-}
-
 static void shm_wait(void *self, uint64_t timeout_ns) {
   struct shm *t = self;
   struct epoll_event event;
@@ -71607,7 +71558,12 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
   mlfab__shm_fence(t);
   bool found = atomic_exchange(&t->woken, false) || shm_anything(t);
   while (!found && now < end) {
-    shm_sleep(t, state, polled, mlfab__min(end - now, SHM_SLICE_NS));
+    /* Sleeps until a socket has an event, or while the bell's word is `state`. */
+    struct timespec span = {0, (long)mlfab__min(end - now, SHM_SLICE_NS)};
+    if (polled)
+      epoll_wait(t->epoll_fd, &event, 1, (int)((span.tv_nsec + 999999) / 1000000));
+    else
+      syscall(SYS_futex, &t->bell->state, MLFAB__FUTEX_WAIT, state, &span, NULL, 0);
     state = atomic_load(&t->bell->state);
     found = (state & bit) == 0 || atomic_exchange(&t->woken, false) ||
             epoll_wait(t->epoll_fd, &event, 1, 0) == 1 ||
@@ -71644,31 +71600,27 @@ static int shm_arm(void *self, int on) {
 }
 
 const mlfab_transport *mlfab_transport_shm(void) {
-  static const mlfab_transport table = {sizeof table,
-                                        MLFAB_TRANSPORT_ABI,
-                                        "shm",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED |
-                                            MLFAB_CAP_PROBE | MLFAB_CAP_VOUCHED,
-                                        0,
-                                        shm_start,
-                                        shm_stop,
-                                        shm_reach,
-                                        shm_connect,
-                                        shm_disconnect,
-                                        shm_send,
-                                        shm_flush,
-                                        shm_poll,
-                                        shm_release,
-                                        shm_detach,
-                                        shm_wait,
-                                        shm_wake,
-                                        shm_fd,
-                                        shm_arm,
-                                        NULL, /* there is no network link to measure */
-                                        shm_probe,
-                                        NULL,
-                                        NULL,
-                                        NULL};
+  static const mlfab_transport table = {.size = sizeof table,
+                                        .abi = MLFAB_TRANSPORT_ABI,
+                                        .name = "shm",
+                                        .caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL |
+                                                MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE |
+                                                MLFAB_CAP_VOUCHED,
+                                        .open = shm_start,
+                                        .close = shm_stop,
+                                        .reach = shm_reach,
+                                        .connect = shm_connect,
+                                        .disconnect = shm_disconnect,
+                                        .send = shm_send,
+                                        .flush = shm_flush,
+                                        .poll = shm_poll,
+                                        .release = shm_release,
+                                        .detach = shm_detach,
+                                        .wait = shm_wait,
+                                        .wake = shm_wake,
+                                        .fd = shm_fd,
+                                        .arm = shm_arm,
+                                        .probe = shm_probe};
   return &table;
 }
 

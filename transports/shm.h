@@ -99,7 +99,7 @@ struct shm {
   mlfab__env env;
   pid_t pid; /* process that opened the transport */
   uint32_t live_count, cursor, burst, busy;
-  struct shm_link **live; /* links that are UP; changed under lock */
+  struct shm_link **live; /* links that are UP; changed under lock. The next two share its memory */
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count;

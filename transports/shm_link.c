@@ -59,12 +59,14 @@ MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd) {
   *fd = -1;
 }
 
+union shm_control {
+  struct cmsghdr header;
+  char bytes[CMSG_SPACE(3 * sizeof(int))];
+};
+
 MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
                                             uint32_t n) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
+  union shm_control control;
   struct iovec part = {packet, bytes};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
   if (n > 0) {
@@ -82,10 +84,7 @@ MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, 
 
 MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
                                                uint32_t room, uint32_t *count_p) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
+  union shm_control control;
   struct iovec part = {packet, bytes};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
   message.msg_controllen = sizeof control.bytes;
@@ -163,7 +162,7 @@ static bool shm_link_sent_room(struct shm *t) {
   struct shm_sent *sent = mlfab__alloc_array(&t->env, capacity, sizeof *sent);
   if (sent == NULL) return false;
   for (uint32_t i = 0; i < count; i++) sent[i] = t->sent[(t->sent_first + i) & (count - 1)];
-  if (t->sent != NULL) mlfab__free(&t->env, t->sent, count * sizeof *sent);
+  mlfab__free(&t->env, t->sent, count * sizeof *sent);
   t->sent = sent;
   t->sent_first = 0;
   t->sent_capacity = capacity;
