@@ -23,7 +23,7 @@ import textwrap
 
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error text typed env rng random heap map pool request meter shm_memory shm_coll"},
+    {"base": "base error text typed env system rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec peer_wire kept_wire crc"},
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "options sync layout balance optimizer memory store hold image windows"},
@@ -41,7 +41,7 @@ GROUPS = [
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy losses witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit calls_push shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls extent visit calling context disk telemetry memory submit calls_push shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab_transport.h and the groups

@@ -821,6 +821,41 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   return buffer;
 }
 
+/* ==== core/base/system.h - threads and the clock of the system, for `api` and the transports only. */
+
+#include <pthread.h>
+
+/* Starts a thread that blocks all signals except faults, so signals go to the program's own threads. (A blocked fault
+ * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
+MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
+                                        void *(*run)(void *argument), void *argument);
+/* The monotonic clock, in the form of mlfab_env.clock; `user` is not used. */
+MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user);
+
+/* ==== core/base/system.c - threads and the clock of the system. See system.h. */
+
+#include <signal.h>
+#include <time.h>
+
+MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
+                                        void *(*run)(void *argument), void *argument) {
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
+  int failed = pthread_create(thread, attributes, run, argument);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return failed ? MLFAB_ERR_IO : 0;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user) {
+  struct timespec t;
+  (void)user;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 #if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
 /* ==== core/base/random.h - seeded random numbers (splitmix64, xoshiro256**). Same seed, same numbers. rng.h includes it. */
 
@@ -59395,31 +59430,6 @@ MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
 }
 #endif /* MLFAB_WITH_DEVICE */
 
-/* ==== core/api/thread.h - starts the threads of a context. */
-
-#include <pthread.h>
-
-/* Starts a thread that blocks all signals except faults, so signals go to the program's own threads. (A blocked fault
- * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
-MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
-                                        void *(*run)(void *argument), void *argument);
-
-/* ==== core/api/thread.c - starts the threads of a context. See thread.h. */
-
-#include <signal.h>
-
-MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
-                                        void *(*run)(void *argument), void *argument) {
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
-  int failed = pthread_create(thread, attributes, run, argument);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return failed ? MLFAB_ERR_IO : 0;
-}
-
 /* ==== core/api/context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening, closing and waiting. It describes how threads wait for
@@ -59929,7 +59939,6 @@ MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx) {
 #include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
-#include <time.h>
 #if defined(__linux__)
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -59953,13 +59962,6 @@ enum {
   CONTEXT_LOOK_EVERY = 64
 };
 
-static uint64_t context_monotonic(void *user) {
-  struct timespec t;
-  (void)user;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void context_no_log(void *user, int level, const char *line) {
   (void)user;
   (void)level;
@@ -59969,8 +59971,7 @@ static void context_no_log(void *user, int level, const char *line) {
 /* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
  * owner's alone). Returns its descriptor, or -1 with errno. */
 static int context_beside(const char *path, char *name, size_t room) {
-  uint64_t salt =
-      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
+  uint64_t salt = mlfab__monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
   int fd = -1;
   errno = EEXIST;
   for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
@@ -60323,11 +60324,8 @@ MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx) {
 }
 
 static void context_cond_wait(mlfab *ctx, uint64_t ns) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  uint64_t at = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ns;
-  t.tv_sec = (time_t)(at / 1000000000u);
-  t.tv_nsec = (long)(at % 1000000000u);
+  uint64_t at = mlfab__monotonic(NULL) + ns;
+  struct timespec t = {(time_t)(at / 1000000000u), (long)(at % 1000000000u)};
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
@@ -60760,7 +60758,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
   ctx->log_level = env.hooks.log ? env.hooks.log_level : 0;
-  if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
+  if (!ctx->hooks.clock) ctx->hooks.clock = mlfab__monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
   ctx->fd = ctx->tell = -1;
@@ -66452,17 +66450,17 @@ enum tcp_state {
   TCP_LINK_ENDED
 };
 
+typedef struct tcp_node {
+  struct tcp_node *next, *prev; /* NULL: in no list */
+} tcp_node;
+
 /* The payload begins 64 bytes behind its address. */
 typedef struct tcp_buffer {
-  struct tcp_buffer *next, *prev; /* list of all buffers */
+  tcp_node node; /* in `buffers`, which has all */
   struct tcp_buffer *next_free;
   uint32_t size_class, refs;
   size_t used; /* of an output block */
 } tcp_buffer;
-
-typedef struct tcp_node {
-  struct tcp_node *next, *prev; /* NULL: in no list */
-} tcp_node;
 
 typedef struct tcp_piece {
   const uint8_t *data;
@@ -66577,9 +66575,8 @@ typedef struct tcp_self {
   uint32_t idle;                 /* polls without events */
   tcp_link *hot;                 /* link of the last frame: polled before a pass over all others */
   const struct tcp_gauge *gauge; /* NULL: links are not measured */
-  uint32_t is_local;             /* only reachable from this host */
-  tcp_endpoint place;            /* of the published address, if it is not local */
-  tcp_buffer buffers;
+  tcp_endpoint place;            /* of the published address */
+  tcp_node buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
   dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
@@ -66721,8 +66718,6 @@ static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
 
 #define TCP_LINK_OF(node, member) ((tcp_link *)(void *)((char *)(node)-offsetof(tcp_link, member)))
 
-static void tcp_list_init(tcp_node *list) { list->next = list->prev = list; }
-
 static void tcp_list_add(tcp_node *list, tcp_node *node) {
   if (node->next) return;
   node->prev = list->prev;
@@ -66765,9 +66760,8 @@ static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
     buffer = mlfab__alloc_aligned(&self->env, TCP_BUFFER_HEADER + tcp_class_bytes[k]);
     if (!buffer) return NULL;
     buffer->size_class = k;
-    buffer->next = self->buffers.next;
-    buffer->prev = &self->buffers;
-    buffer->next->prev = buffer->prev->next = buffer;
+    buffer->node.next = NULL;
+    tcp_list_add(&self->buffers, &buffer->node);
   }
   buffer->refs = 1;
   buffer->used = 0;
@@ -66775,8 +66769,7 @@ static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
 }
 
 static void tcp_buffer_free(tcp_self *self, tcp_buffer *buffer) {
-  buffer->prev->next = buffer->next;
-  buffer->next->prev = buffer->prev;
+  tcp_list_remove(&buffer->node);
   mlfab__free_aligned(&self->env, buffer, TCP_BUFFER_HEADER + tcp_class_bytes[buffer->size_class]);
 }
 
@@ -66974,15 +66967,10 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
  * (tcp_accept). The user sees an end of the stream, or a reset if the server had unread bytes: so the text names the
  * reason for both. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
-  int state = link->state;
   if (link->roots && code == MLFAB_ERR_PEER_CLOSED)
     why = "its socket is root's: root refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may belong to the session */
   tcp_link_close(self, link);
-  if (state == TCP_LINK_LINGER) {
-    tcp_link_free(self, link);
-    return;
-  }
   link->state = TCP_LINK_ENDED;
   link->code = code;
   tcp_ready(self, link);
@@ -67106,17 +67094,22 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* The address without "tcp:", "unix:" or the layer's name; NULL for another transport's. A layer is for hosts only. It
- * also takes their addresses without its name, since these come from launchers. */
-static const char *tcp_strip(const tcp_self *self, const char *address, int *is_unix_p) {
+/* Reads an address: "tcp:", the layer's name or nothing before a host, which is not looked up yet, or "unix:". A layer is
+ * for hosts only. It also takes their addresses without its name, since these come from launchers. Errors: ADDRESS. */
+static int tcp_read(const tcp_self *self, const char *address, tcp_dial *dial) {
   size_t n = strlen(tcp_scheme(self));
-  *is_unix_p = 0;
-  if (!strncmp(address, tcp_scheme(self), n) && address[n] == ':') return address + n + 1;
-  if (!strncmp(address, "tcp:", 4)) return address + 4;
-  if (!strncmp(address, "unix:", 5)) return *is_unix_p = 1, self->layer ? NULL : address + 5;
+  dial->count = dial->next = 0;
+  if (!strncmp(address, "unix:", 5)) {
+    dial->count = 1;
+    return self->layer ? MLFAB_ERR_ADDRESS : tcp_parse_unix(address + 5, &dial->to[0]);
+  }
   if (!strncmp(address, "shm:", 4) || !strncmp(address, "sim:", 4) || !strncmp(address, "mpi:", 4))
-    return NULL;
-  return address;
+    return MLFAB_ERR_ADDRESS;
+  if (!strncmp(address, tcp_scheme(self), n) && address[n] == ':')
+    address += n + 1;
+  else if (!strncmp(address, "tcp:", 4))
+    address += 4;
+  return tcp_parse_host(address, dial->host, dial->port);
 }
 
 /* Resolves dial->host. Returns the result of getaddrinfo. */
@@ -67140,15 +67133,8 @@ static int tcp_lookup(tcp_dial *dial, int flags) {
 
 /* Returns 0 with the addresses, or 1 for a name that must be resolved. Errors: ADDRESS. */
 static int tcp_parse(const tcp_self *self, const char *address, tcp_dial *dial) {
-  int is_unix;
-  const char *rest = tcp_strip(self, address, &is_unix);
-  dial->count = dial->next = 0;
-  if (!rest) return MLFAB_ERR_ADDRESS;
-  if (is_unix) {
-    dial->count = 1;
-    return tcp_parse_unix(rest, &dial->to[0]);
-  }
-  if (tcp_parse_host(rest, dial->host, dial->port)) return MLFAB_ERR_ADDRESS;
+  int status = tcp_read(self, address, dial);
+  if (status || dial->count) return status;
   return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numeric addresses need no name server */
 }
 
@@ -67262,8 +67248,6 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
   return stale && !unlink(path);
 }
 
-static uint64_t tcp_monotonic(void);
-
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   int one = 1, zero = 0, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
@@ -67312,11 +67296,11 @@ static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *opt
                               const tcp_dial *dial, uint32_t ports) {
   size_t run;
   int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
-  uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
+  uint64_t begin = mlfab__monotonic(NULL), limit = options->timeout_ns / 2;
   if (!restarts)
     limit = dial->to[0].at.any.sa_family == AF_UNIX ? 0 : mlfab__min(limit, TCP_BIND_NS);
   while ((number = tcp_bind_first(self, dial, ports)) != 0) {
-    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
+    if (number != EADDRINUSE || mlfab__monotonic(NULL) - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
   return 0;
@@ -67330,9 +67314,9 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   size_t at = 0;
   (void)tcp_ends(self->listener, 0, &ends[0]);
   int family = ends[0].at.any.sa_family;
+  self->place = ends[0];
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
-    self->is_local = 1;
     return;
   }
   in_port_t port = *tcp_port(&ends[0]);
@@ -67351,14 +67335,18 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     tcp_format(self, &ends[i], self->address + at, sizeof self->address - at);
     at += strlen(self->address + at);
   }
-  self->is_local = tcp_is_loopback(&ends[0]) != 0;
-  if (!self->is_local) self->place = ends[0];
+  self->place = ends[0];
 }
 
 #define TCP_INSECURE_TEXT                                                               \
   "%s: without a key anybody who reaches it could take part; give all processes a key " \
   "(MLFAB_KEY_FILE, MLFAB_KEY), use a Unix socket (unix:), or set allow_insecure "      \
   "(MLFAB_ALLOW_INSECURE=1)"
+
+static void tcp_wake_drain(tcp_self *self) {
+  uint64_t count[8];
+  while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
+}
 
 static int tcp_milliseconds(uint64_t ns) {
   return ns >= (uint64_t)INT_MAX * 1000000u ? INT_MAX : (int)((ns + 999999u) / 1000000u);
@@ -67389,29 +67377,21 @@ static void *tcp_question_thread(void *argument) {
 static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   pthread_attr_t attributes;
   pthread_t thread;
-  sigset_t blocked, before;
   tcp_question *question = calloc(1, sizeof *question);
   if (!question) return MLFAB_ERR_MEMORY;
   question->dial = *dial;
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
-  /* The thread blocks the program's signals, except faults, which the program's handlers must see. */
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  sigfillset(&blocked);
-  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int failed = pthread_create(&thread, &attributes, tcp_question_thread, question);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int code = mlfab__thread_start(&thread, &attributes, tcp_question_thread, question);
   pthread_attr_destroy(&attributes);
-  if (failed) {
+  if (!code)
+    self->question = question;
+  else
     tcp_question_free(question);
-    return MLFAB_ERR_IO;
-  }
-  self->question = question;
-  return 0;
+  return code;
 }
 
 static int tcp_is_answered(const tcp_self *self) {
@@ -67490,38 +67470,33 @@ static void tcp_names(tcp_self *self) {
   if (status) tcp_link_end(self, first, status, mlfab_error_text(status));
 }
 
-static uint64_t tcp_monotonic(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Waits for the name of this node's own address, according to mlfab_transport_options.timeout_ns. */
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
-  uint64_t now = tcp_monotonic(), begin = now, drained;
+  uint64_t now = mlfab__monotonic(NULL), begin = now;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
   const char *why = "its name is not resolved yet";
-  int status = 0, code = MLFAB_ERR_TIMEOUT, known = 0;
-  for (; !status && !known && now - begin < limit; now = tcp_monotonic()) {
-    if (!self->question && now >= self->ask_ns) status = tcp_ask(self, dial, now);
+  int code = MLFAB_ERR_TIMEOUT, failed = 0;
+  for (; code && !failed && now - begin < limit; now = mlfab__monotonic(NULL)) {
+    if (!self->question && now >= self->ask_ns) failed = tcp_ask(self, dial, now);
+    if (failed) why = mlfab_error_text(code = failed);
     uint64_t left = limit - (now - begin);
     struct pollfd entry = {.fd = self->wake_read, .events = POLLIN};
-    if (!status) (void)poll(&entry, 1, tcp_milliseconds(mlfab__min(left, TCP_ASK_NS / 5)));
+    if (!failed) (void)poll(&entry, 1, tcp_milliseconds(mlfab__min(left, TCP_ASK_NS / 5)));
     if (!tcp_is_answered(self)) continue;
-    while (read(self->wake_read, &drained, sizeof drained) == (ssize_t)sizeof drained) continue;
-    known = !self->question->status;
-    if (known) *dial = self->question->dial;
-    if (!known) why = gai_strerror(self->question->status);
-    code = MLFAB_ERR_ADDRESS;
-    self->ask_ns = tcp_monotonic() + TCP_ASK_NS;
+    tcp_wake_drain(self);
+    int status = self->question->status;
+    if (!status) *dial = self->question->dial;
+    if (status) why = gai_strerror(status);
+    code = status ? MLFAB_ERR_ADDRESS : 0;
+    failed = status && !options->timeout_ns;
+    self->ask_ns = mlfab__monotonic(NULL) + TCP_ASK_NS;
     tcp_unask(self);
-    if (!options->timeout_ns) break;
   }
   tcp_unask(self);
   self->ask_ns = 0;
-  if (known) return 0;
-  return mlfab__error(options->error, status ? status : code, MLFAB_NO_RANK, 0, now - begin,
-                      "listen at %s: %s", options->listen, status ? mlfab_error_text(status) : why);
+  return !code ? 0
+               : mlfab__error(options->error, code, MLFAB_NO_RANK, 0, now - begin,
+                              "listen at %s: %s", options->listen, why);
 }
 
 /* --- listening --------------------------------------------------------------------------------- */
@@ -67535,7 +67510,7 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
       "/tmp/"; /* no abstract names: a file, which stays if the process is killed */
 #endif
   snprintf(text, room, "unix:%smlfab-%ld-%llx", place, (long)self->pid,
-           (unsigned long long)tcp_monotonic());
+           (unsigned long long)mlfab__monotonic(NULL));
 }
 
 /* Listens everywhere; with IPv4 alone if there is no IPv6. */
@@ -67852,13 +67827,8 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
 }
 
 static int tcp_reach(void *opaque, const char *address) {
-  char host[256], port[6];
-  tcp_endpoint end;
-  int is_unix;
-  const char *rest = tcp_strip(opaque, address, &is_unix);
-  if (!rest) return 0;
-  if (is_unix) return !tcp_parse_unix(rest, &end);
-  return !tcp_parse_host(rest, host, port) && strtoul(port, NULL, 10) > 0;
+  tcp_dial dial;
+  return !tcp_read(opaque, address, &dial) && (dial.count || strtoul(dial.port, NULL, 10) > 0);
 }
 
 /* --- output ----------------------------------------------------------------------------------- */
@@ -68395,8 +68365,7 @@ static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
     return NULL;
   *tcp_port(&here) = *tcp_port(&listens);
-  if (!self->gauge) self->place = here;
-  self->is_local = 0;
+  self->place = here;
   tcp_format(self, &here, self->text, sizeof self->text);
   return self->text;
 }
@@ -68501,11 +68470,6 @@ static void tcp_release(void *opaque, const mlfab_io_event *event) {
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-static void tcp_wake_drain(tcp_self *self) {
-  uint64_t count[8];
-  while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
-}
-
 static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
@@ -68541,10 +68505,7 @@ static void tcp_wake(void *opaque) {
   if (write(self->wake_write, &one, sizeof one) < 0) return;
 }
 
-static int tcp_fd(void *opaque) {
-  const tcp_self *self = opaque;
-  return self->poller;
-}
+static int tcp_fd(void *opaque) { return ((const tcp_self *)opaque)->poller; }
 
 static int tcp_arm(void *opaque, int on) {
   tcp_self *self = opaque;
@@ -68662,7 +68623,8 @@ static void tcp_close(void *opaque) {
   if (self->wake_write >= 0 && self->wake_write != self->wake_read) (void)close(self->wake_write);
   if (self->poller >= 0) (void)close(self->poller);
   if (self->layer) self->layer->close(self->layer_user);
-  while (self->buffers.next != &self->buffers) tcp_buffer_free(self, self->buffers.next);
+  while (self->buffers.next != &self->buffers)
+    tcp_buffer_free(self, (tcp_buffer *)(void *)self->buffers.next);
   mlfab__free(&self->env, self->slots, self->slot_count * sizeof *self->slots);
   mlfab__env env = self->env;
   mlfab__free(&env, self, sizeof *self);
@@ -68681,15 +68643,9 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (MLFAB__HAS(options, mlfab_transport_options, layer_user)) self->layer = options->layer;
   if (self->layer) self->layer_user = options->layer_user;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
-  atomic_init(&self->pending, 0);
-  atomic_init(&self->listener_paused, 0);
-  atomic_init(&self->coarse, 0);
-  tcp_list_init(&self->ready);
-  tcp_list_init(&self->dirty);
-  tcp_list_init(&self->shaking);
-  tcp_list_init(&self->strangers);
-  tcp_list_init(&self->lingering);
-  self->buffers.next = self->buffers.prev = &self->buffers;
+  tcp_node *lists[] = {&self->ready,     &self->dirty,     &self->shaking,
+                       &self->strangers, &self->lingering, &self->buffers};
+  for (size_t i = 0; i < MLFAB__COUNT(lists); i++) lists[i]->next = lists[i]->prev = lists[i];
   status = tcp_slots_grow(self);
   if (status)
     MLFAB__FAIL(options->error, status, "out of memory");
@@ -68812,7 +68768,7 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
 /* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
-  if (self->is_local) return 1;
+  if (tcp_is_loopback(&self->place)) return 1;
   if (tcp_ends(link->fd, 0, &here) || tcp_ends(link->fd, 1, &there)) return 0;
   return !tcp_is_loopback(&here) && !tcp_same_host(&here, &there);
 }
@@ -69007,7 +68963,7 @@ static tcp_meter *tcp_meter_begin(tcp_self *self) {
   if (!meter) return NULL;
   meter->gauge = (tcp_gauge){tcp_link_opened, tcp_wrote, tcp_got, tcp_empty, tcp_link_closed};
   self->gauge = &meter->gauge;
-  if (!self->is_local) tcp_name_interface(meter, &self->place);
+  if (!tcp_is_loopback(&self->place)) tcp_name_interface(meter, &self->place);
   meter->nominal = tcp_nominal(meter->ifname);
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
@@ -70989,12 +70945,6 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
 
 /* ---- connecting ---- */
 
-static uint64_t shm_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static bool shm_watch(struct shm *t, int fd, void *what) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = what};
   return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
@@ -71056,7 +71006,7 @@ static int shm_refuse_oldest(struct shm *t, mlfab_io_event *event) {
 static int shm_spare(struct shm *t, mlfab_io_event *event) {
   if (shm_refuse_oldest(t, event)) return 1;
   epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
-  atomic_store(&t->deaf_ns, shm_now());
+  atomic_store(&t->deaf_ns, mlfab__monotonic(NULL));
   return 0;
 }
 
@@ -71160,7 +71110,7 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
   uint64_t count;
   atomic_store(&t->look, false);
   uint64_t deaf_ns = atomic_load_explicit(&t->deaf_ns, memory_order_relaxed);
-  if (deaf_ns != 0 && shm_now() - deaf_ns >= SHM_DEAF_NS &&
+  if (deaf_ns != 0 && mlfab__monotonic(NULL) - deaf_ns >= SHM_DEAF_NS &&
       shm_watch(t, t->listen_fd, &t->listen_fd))
     atomic_store(&t->deaf_ns, 0);
   for (int i = 0; i < 16; i++) {
@@ -71551,7 +71501,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
   struct shm *t = self;
   struct epoll_event event;
   if (atomic_load(&t->deaf_ns) != 0) timeout_ns = mlfab__min(timeout_ns, SHM_DEAF_NS);
-  uint64_t now = shm_now(), end = mlfab__add_sat(now, timeout_ns);
+  uint64_t now = mlfab__monotonic(NULL), end = mlfab__add_sat(now, timeout_ns);
   bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
   uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
   uint32_t state = atomic_fetch_or(&t->bell->state, bit) | bit;
@@ -71568,7 +71518,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
     found = (state & bit) == 0 || atomic_exchange(&t->woken, false) ||
             epoll_wait(t->epoll_fd, &event, 1, 0) == 1 ||
             (polled && atomic_load(&t->half_count) > 0);
-    now = shm_now();
+    now = mlfab__monotonic(NULL);
   }
   if (!found) atomic_fetch_add(&t->timeouts, 1);
   atomic_fetch_and(&t->bell->state, ~bit);
@@ -71779,12 +71729,6 @@ static inline void shm_coll_prefetch(const void *line) {
 #endif
 }
 
-static uint64_t shm_coll_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* The half of a word that changes. */
 static uint32_t *shm_coll_futex(const _Atomic uint64_t *word) {
   const uint64_t one = 1;
@@ -71851,12 +71795,12 @@ static int shm_coll_wait_long(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
     if (i >= SHM_COLL_SPINS_BUSY) shm_coll_relax();
     if (shm_coll_reached(word, want, &seen)) return 0;
   }
-  begin = shm_coll_now();
+  begin = mlfab__monotonic(NULL);
   due = begin + SHM_COLL_FIRST_NS;
   for (;;) {
     sched_yield();
     if (shm_coll_reached(word, want, &seen)) return 0;
-    now = shm_coll_now();
+    now = mlfab__monotonic(NULL);
     if (now >= due) {
       int code = c->pause(c->user);
       a->ended = code != 0;
@@ -72832,12 +72776,6 @@ static mpi_engine *mpi_engines;
 static int mpi_keyval = MPI_KEYVAL_INVALID; /* a communicator's engine */
 static pid_t mpi_initialiser;               /* the process in which this file initialised MPI */
 
-static uint64_t mpi_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * MPT_SECOND_NS + (uint64_t)now.tv_nsec;
-}
-
 static void mpi_nap(uint64_t ns) {
   struct timespec t = {0, (long)ns};
   nanosleep(&t, NULL);
@@ -72911,7 +72849,7 @@ static void mpi_make_ready(mpi_link *link) {
 static void mpi_end_link(mpi_link *link, int code, const char *why) {
   if (link->ended) return;
   link->ended = true;
-  link->since_ns = mpi_now();
+  link->since_ns = mlfab__monotonic(NULL);
   link->end->ended++;
   link->code = code;
   link->why = why;
@@ -73132,7 +73070,7 @@ static mpi_link *mpi_new_link(mpi_end *t, int peer, uint32_t peer_end) {
   link->end = t;
   link->peer = peer;
   link->peer_end = peer_end;
-  link->since_ns = mpi_now();
+  link->since_ns = mlfab__monotonic(NULL);
   link->next = t->links;
   if (t->links) t->links->before = link;
   t->links = link;
@@ -73391,7 +73329,7 @@ static void mpi_progress(mpi_engine *e) {
 /* Lets MPI work until all operations have ended, and (`answered`) every CLOSE is answered; at most until `until`. */
 static void mpi_drain(mpi_engine *e, uint64_t until, bool answered) {
   while (!e->over && (e->operations_count > 0 || (answered && e->lingering > 0)) &&
-         mpi_now() < until) {
+         mlfab__monotonic(NULL) < until) {
     mpi_progress(e);
     if (e->operations_count > 0 || e->lingering > 0) mpi_nap(MPT_NAP_LEAST_NS);
   }
@@ -73412,7 +73350,7 @@ static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) 
       mpi_tell_link(link, MPT_CLOSE);
     }
   }
-  mpi_drain(e, mpi_now() + MPT_DRAIN_NS, true);
+  mpi_drain(e, mlfab__monotonic(NULL) + MPT_DRAIN_NS, true);
   mpi_fail(e, MLFAB_ERR_CLOSED, "MPI was finalised");
   for (int i = 0; i <= MPT_BLOCK_MOST; i++) {
     while (e->free[i]) {
@@ -73552,10 +73490,10 @@ static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) 
 /* Waits for a collective of an opening, at most until `until`. Returns 0, TIMEOUT or IO. */
 static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   int done = 0;
-  uint64_t nap = MPT_NAP_LEAST_NS, now = mpi_now();
+  uint64_t nap = MPT_NAP_LEAST_NS, now = mlfab__monotonic(NULL);
   uint64_t call = now < until ? until - mlfab__min((until - now) / 4, MPT_ROLL_NS) : now;
   while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-    now = mpi_now();
+    now = mlfab__monotonic(NULL);
     mpi_roll_hear(roll);
     if (now >= until) return MLFAB_ERR_TIMEOUT;
     if (now >= call || roll->heard > 0) mpi_roll_say(roll);
@@ -73626,7 +73564,7 @@ static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, ml
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll roll;
   int found = 0, *most = NULL;
-  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), timeout_ns);
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found);
   int code = mpi_roll_begin(&roll, parent, found ? *most : 32767, error);
   if (code) return code;
@@ -73853,7 +73791,7 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   int level = 0;
   mpi_engine *e = NULL;
   uint64_t timeout_ns = c->timeout_ns ? c->timeout_ns : 300 * MPT_SECOND_NS;
-  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), timeout_ns);
   int code = mpi_begin(&level, error);
   if (!code) code = mpi_get_engine(c->transport_user, timeout_ns, &e, error);
   if (code) return code;
@@ -73951,8 +73889,8 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
  * free between two looks. */
 static void mpi_end_loans(mpi_end *t) {
   mpi_engine *e = t->engine;
-  uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
-  while (t->lent > 0 && !e->over && mpi_now() < until) {
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
+  while (t->lent > 0 && !e->over && mlfab__monotonic(NULL) < until) {
     mpi_progress(e);
     if (t->lent == 0) return;
     pthread_mutex_unlock(&e->lock);
@@ -73985,7 +73923,7 @@ static void mpi_shut(void *self) {
     *at = t->next;
     mpi_progress(e);
     mpi_end_loans(t);
-    if (!e->ends) mpi_drain(e, mpi_now() + MPT_LAST_NS, false);
+    if (!e->ends) mpi_drain(e, mlfab__monotonic(NULL) + MPT_LAST_NS, false);
     pthread_mutex_unlock(&e->lock);
     pthread_cond_destroy(&t->wakes);
   }
@@ -74150,7 +74088,7 @@ static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
  * the sender's process calls MPI, too. */
 static void mpi_look(mpi_end *t) {
   if (t->calling == 0 && t->ended == 0) return;
-  uint64_t now = mpi_now();
+  uint64_t now = mlfab__monotonic(NULL);
   if (now - t->looked_ns < MPT_LOOK_NS) return;
   t->looked_ns = now;
   for (mpi_link *link = t->links; link; link = link->next) {
@@ -74287,14 +74225,15 @@ static bool mpi_anything(mpi_end *t) {
 
 static void mpi_wait(void *self, uint64_t timeout_ns) {
   mpi_end *t = self;
-  uint64_t now = mpi_now(), end = mlfab__add_sat(now, timeout_ns), nap = MPT_NAP_LEAST_NS;
+  uint64_t now = mlfab__monotonic(NULL), end = mlfab__add_sat(now, timeout_ns),
+           nap = MPT_NAP_LEAST_NS;
   pthread_mutex_lock(&t->engine->lock);
   while (!t->woken && !mpi_anything(t) && now < end) {
     uint64_t until = now + mlfab__min(nap, end - now);
     struct timespec at = {(time_t)(until / MPT_SECOND_NS), (long)(until % MPT_SECOND_NS)};
     pthread_cond_timedwait(&t->wakes, &t->engine->lock, &at);
     nap = mlfab__min(2 * nap, MPT_NAP_NS);
-    now = mpi_now();
+    now = mlfab__monotonic(NULL);
   }
   t->woken = false;
   pthread_mutex_unlock(&t->engine->lock);

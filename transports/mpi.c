@@ -67,6 +67,7 @@
 
 #include "../core/base/env.h"
 #include "../core/base/rng.h"
+#include "../core/base/system.h"
 #include "../core/wire/wire.h"
 
 #if !MLFAB_WITH_MPI
@@ -235,12 +236,6 @@ static mpi_engine *mpi_engines;
 static int mpi_keyval = MPI_KEYVAL_INVALID; /* a communicator's engine */
 static pid_t mpi_initialiser;               /* the process in which this file initialised MPI */
 
-static uint64_t mpi_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * MPT_SECOND_NS + (uint64_t)now.tv_nsec;
-}
-
 static void mpi_nap(uint64_t ns) {
   struct timespec t = {0, (long)ns};
   nanosleep(&t, NULL);
@@ -314,7 +309,7 @@ static void mpi_make_ready(mpi_link *link) {
 static void mpi_end_link(mpi_link *link, int code, const char *why) {
   if (link->ended) return;
   link->ended = true;
-  link->since_ns = mpi_now();
+  link->since_ns = mlfab__monotonic(NULL);
   link->end->ended++;
   link->code = code;
   link->why = why;
@@ -535,7 +530,7 @@ static mpi_link *mpi_new_link(mpi_end *t, int peer, uint32_t peer_end) {
   link->end = t;
   link->peer = peer;
   link->peer_end = peer_end;
-  link->since_ns = mpi_now();
+  link->since_ns = mlfab__monotonic(NULL);
   link->next = t->links;
   if (t->links) t->links->before = link;
   t->links = link;
@@ -794,7 +789,7 @@ static void mpi_progress(mpi_engine *e) {
 /* Lets MPI work until all operations have ended, and (`answered`) every CLOSE is answered; at most until `until`. */
 static void mpi_drain(mpi_engine *e, uint64_t until, bool answered) {
   while (!e->over && (e->operations_count > 0 || (answered && e->lingering > 0)) &&
-         mpi_now() < until) {
+         mlfab__monotonic(NULL) < until) {
     mpi_progress(e);
     if (e->operations_count > 0 || e->lingering > 0) mpi_nap(MPT_NAP_LEAST_NS);
   }
@@ -815,7 +810,7 @@ static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) 
       mpi_tell_link(link, MPT_CLOSE);
     }
   }
-  mpi_drain(e, mpi_now() + MPT_DRAIN_NS, true);
+  mpi_drain(e, mlfab__monotonic(NULL) + MPT_DRAIN_NS, true);
   mpi_fail(e, MLFAB_ERR_CLOSED, "MPI was finalised");
   for (int i = 0; i <= MPT_BLOCK_MOST; i++) {
     while (e->free[i]) {
@@ -955,10 +950,10 @@ static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) 
 /* Waits for a collective of an opening, at most until `until`. Returns 0, TIMEOUT or IO. */
 static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   int done = 0;
-  uint64_t nap = MPT_NAP_LEAST_NS, now = mpi_now();
+  uint64_t nap = MPT_NAP_LEAST_NS, now = mlfab__monotonic(NULL);
   uint64_t call = now < until ? until - mlfab__min((until - now) / 4, MPT_ROLL_NS) : now;
   while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-    now = mpi_now();
+    now = mlfab__monotonic(NULL);
     mpi_roll_hear(roll);
     if (now >= until) return MLFAB_ERR_TIMEOUT;
     if (now >= call || roll->heard > 0) mpi_roll_say(roll);
@@ -1029,7 +1024,7 @@ static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, ml
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll roll;
   int found = 0, *most = NULL;
-  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), timeout_ns);
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found);
   int code = mpi_roll_begin(&roll, parent, found ? *most : 32767, error);
   if (code) return code;
@@ -1256,7 +1251,7 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   int level = 0;
   mpi_engine *e = NULL;
   uint64_t timeout_ns = c->timeout_ns ? c->timeout_ns : 300 * MPT_SECOND_NS;
-  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), timeout_ns);
   int code = mpi_begin(&level, error);
   if (!code) code = mpi_get_engine(c->transport_user, timeout_ns, &e, error);
   if (code) return code;
@@ -1354,8 +1349,8 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
  * free between two looks. */
 static void mpi_end_loans(mpi_end *t) {
   mpi_engine *e = t->engine;
-  uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
-  while (t->lent > 0 && !e->over && mpi_now() < until) {
+  uint64_t until = mlfab__add_sat(mlfab__monotonic(NULL), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
+  while (t->lent > 0 && !e->over && mlfab__monotonic(NULL) < until) {
     mpi_progress(e);
     if (t->lent == 0) return;
     pthread_mutex_unlock(&e->lock);
@@ -1388,7 +1383,7 @@ static void mpi_shut(void *self) {
     *at = t->next;
     mpi_progress(e);
     mpi_end_loans(t);
-    if (!e->ends) mpi_drain(e, mpi_now() + MPT_LAST_NS, false);
+    if (!e->ends) mpi_drain(e, mlfab__monotonic(NULL) + MPT_LAST_NS, false);
     pthread_mutex_unlock(&e->lock);
     pthread_cond_destroy(&t->wakes);
   }
@@ -1553,7 +1548,7 @@ static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
  * the sender's process calls MPI, too. */
 static void mpi_look(mpi_end *t) {
   if (t->calling == 0 && t->ended == 0) return;
-  uint64_t now = mpi_now();
+  uint64_t now = mlfab__monotonic(NULL);
   if (now - t->looked_ns < MPT_LOOK_NS) return;
   t->looked_ns = now;
   for (mpi_link *link = t->links; link; link = link->next) {
@@ -1690,14 +1685,15 @@ static bool mpi_anything(mpi_end *t) {
 
 static void mpi_wait(void *self, uint64_t timeout_ns) {
   mpi_end *t = self;
-  uint64_t now = mpi_now(), end = mlfab__add_sat(now, timeout_ns), nap = MPT_NAP_LEAST_NS;
+  uint64_t now = mlfab__monotonic(NULL), end = mlfab__add_sat(now, timeout_ns),
+           nap = MPT_NAP_LEAST_NS;
   pthread_mutex_lock(&t->engine->lock);
   while (!t->woken && !mpi_anything(t) && now < end) {
     uint64_t until = now + mlfab__min(nap, end - now);
     struct timespec at = {(time_t)(until / MPT_SECOND_NS), (long)(until % MPT_SECOND_NS)};
     pthread_cond_timedwait(&t->wakes, &t->engine->lock, &at);
     nap = mlfab__min(2 * nap, MPT_NAP_NS);
-    now = mpi_now();
+    now = mlfab__monotonic(NULL);
   }
   t->woken = false;
   pthread_mutex_unlock(&t->engine->lock);

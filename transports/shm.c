@@ -67,6 +67,7 @@
  * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`. The others take it
  * only to change the list of links. */
 #include "shm.h"
+#include "../core/base/system.h"
 
 #if !MLFAB_WITH_SHM
 const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
@@ -387,12 +388,6 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
 
 /* ---- connecting ---- */
 
-static uint64_t shm_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static bool shm_watch(struct shm *t, int fd, void *what) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = what};
   return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
@@ -454,7 +449,7 @@ static int shm_refuse_oldest(struct shm *t, mlfab_io_event *event) {
 static int shm_spare(struct shm *t, mlfab_io_event *event) {
   if (shm_refuse_oldest(t, event)) return 1;
   epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
-  atomic_store(&t->deaf_ns, shm_now());
+  atomic_store(&t->deaf_ns, mlfab__monotonic(NULL));
   return 0;
 }
 
@@ -558,7 +553,7 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
   uint64_t count;
   atomic_store(&t->look, false);
   uint64_t deaf_ns = atomic_load_explicit(&t->deaf_ns, memory_order_relaxed);
-  if (deaf_ns != 0 && shm_now() - deaf_ns >= SHM_DEAF_NS &&
+  if (deaf_ns != 0 && mlfab__monotonic(NULL) - deaf_ns >= SHM_DEAF_NS &&
       shm_watch(t, t->listen_fd, &t->listen_fd))
     atomic_store(&t->deaf_ns, 0);
   for (int i = 0; i < 16; i++) {
@@ -949,7 +944,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
   struct shm *t = self;
   struct epoll_event event;
   if (atomic_load(&t->deaf_ns) != 0) timeout_ns = mlfab__min(timeout_ns, SHM_DEAF_NS);
-  uint64_t now = shm_now(), end = mlfab__add_sat(now, timeout_ns);
+  uint64_t now = mlfab__monotonic(NULL), end = mlfab__add_sat(now, timeout_ns);
   bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
   uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
   uint32_t state = atomic_fetch_or(&t->bell->state, bit) | bit;
@@ -966,7 +961,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
     found = (state & bit) == 0 || atomic_exchange(&t->woken, false) ||
             epoll_wait(t->epoll_fd, &event, 1, 0) == 1 ||
             (polled && atomic_load(&t->half_count) > 0);
-    now = shm_now();
+    now = mlfab__monotonic(NULL);
   }
   if (!found) atomic_fetch_add(&t->timeouts, 1);
   atomic_fetch_and(&t->bell->state, ~bit);

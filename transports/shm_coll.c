@@ -8,6 +8,7 @@
  * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
 #include "shm_memory.h"
 #include "../core/base/shm_coll.h"
+#include "../core/base/system.h"
 #include "../core/kernels/kernels_combine.h"
 
 #if !MLFAB_WITH_SHM
@@ -161,12 +162,6 @@ static inline void shm_coll_prefetch(const void *line) {
 #endif
 }
 
-static uint64_t shm_coll_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* The half of a word that changes. */
 static uint32_t *shm_coll_futex(const _Atomic uint64_t *word) {
   const uint64_t one = 1;
@@ -233,12 +228,12 @@ static int shm_coll_wait_long(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
     if (i >= SHM_COLL_SPINS_BUSY) shm_coll_relax();
     if (shm_coll_reached(word, want, &seen)) return 0;
   }
-  begin = shm_coll_now();
+  begin = mlfab__monotonic(NULL);
   due = begin + SHM_COLL_FIRST_NS;
   for (;;) {
     sched_yield();
     if (shm_coll_reached(word, want, &seen)) return 0;
-    now = shm_coll_now();
+    now = mlfab__monotonic(NULL);
     if (now >= due) {
       int code = c->pause(c->user);
       a->ended = code != 0;

@@ -35,6 +35,7 @@
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
 #include "tcp.h"
+#include "../core/base/system.h"
 
 #if MLFAB_WITH_TCP
 
@@ -63,8 +64,6 @@ static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
 /* --- lists ------------------------------------------------------------------------------------ */
 
 #define TCP_LINK_OF(node, member) ((tcp_link *)(void *)((char *)(node)-offsetof(tcp_link, member)))
-
-static void tcp_list_init(tcp_node *list) { list->next = list->prev = list; }
 
 static void tcp_list_add(tcp_node *list, tcp_node *node) {
   if (node->next) return;
@@ -108,9 +107,8 @@ static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
     buffer = mlfab__alloc_aligned(&self->env, TCP_BUFFER_HEADER + tcp_class_bytes[k]);
     if (!buffer) return NULL;
     buffer->size_class = k;
-    buffer->next = self->buffers.next;
-    buffer->prev = &self->buffers;
-    buffer->next->prev = buffer->prev->next = buffer;
+    buffer->node.next = NULL;
+    tcp_list_add(&self->buffers, &buffer->node);
   }
   buffer->refs = 1;
   buffer->used = 0;
@@ -118,8 +116,7 @@ static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
 }
 
 static void tcp_buffer_free(tcp_self *self, tcp_buffer *buffer) {
-  buffer->prev->next = buffer->next;
-  buffer->next->prev = buffer->prev;
+  tcp_list_remove(&buffer->node);
   mlfab__free_aligned(&self->env, buffer, TCP_BUFFER_HEADER + tcp_class_bytes[buffer->size_class]);
 }
 
@@ -317,15 +314,10 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
  * (tcp_accept). The user sees an end of the stream, or a reset if the server had unread bytes: so the text names the
  * reason for both. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
-  int state = link->state;
   if (link->roots && code == MLFAB_ERR_PEER_CLOSED)
     why = "its socket is root's: root refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may belong to the session */
   tcp_link_close(self, link);
-  if (state == TCP_LINK_LINGER) {
-    tcp_link_free(self, link);
-    return;
-  }
   link->state = TCP_LINK_ENDED;
   link->code = code;
   tcp_ready(self, link);
@@ -449,17 +441,22 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* The address without "tcp:", "unix:" or the layer's name; NULL for another transport's. A layer is for hosts only. It
- * also takes their addresses without its name, since these come from launchers. */
-static const char *tcp_strip(const tcp_self *self, const char *address, int *is_unix_p) {
+/* Reads an address: "tcp:", the layer's name or nothing before a host, which is not looked up yet, or "unix:". A layer is
+ * for hosts only. It also takes their addresses without its name, since these come from launchers. Errors: ADDRESS. */
+static int tcp_read(const tcp_self *self, const char *address, tcp_dial *dial) {
   size_t n = strlen(tcp_scheme(self));
-  *is_unix_p = 0;
-  if (!strncmp(address, tcp_scheme(self), n) && address[n] == ':') return address + n + 1;
-  if (!strncmp(address, "tcp:", 4)) return address + 4;
-  if (!strncmp(address, "unix:", 5)) return *is_unix_p = 1, self->layer ? NULL : address + 5;
+  dial->count = dial->next = 0;
+  if (!strncmp(address, "unix:", 5)) {
+    dial->count = 1;
+    return self->layer ? MLFAB_ERR_ADDRESS : tcp_parse_unix(address + 5, &dial->to[0]);
+  }
   if (!strncmp(address, "shm:", 4) || !strncmp(address, "sim:", 4) || !strncmp(address, "mpi:", 4))
-    return NULL;
-  return address;
+    return MLFAB_ERR_ADDRESS;
+  if (!strncmp(address, tcp_scheme(self), n) && address[n] == ':')
+    address += n + 1;
+  else if (!strncmp(address, "tcp:", 4))
+    address += 4;
+  return tcp_parse_host(address, dial->host, dial->port);
 }
 
 /* Resolves dial->host. Returns the result of getaddrinfo. */
@@ -483,15 +480,8 @@ static int tcp_lookup(tcp_dial *dial, int flags) {
 
 /* Returns 0 with the addresses, or 1 for a name that must be resolved. Errors: ADDRESS. */
 static int tcp_parse(const tcp_self *self, const char *address, tcp_dial *dial) {
-  int is_unix;
-  const char *rest = tcp_strip(self, address, &is_unix);
-  dial->count = dial->next = 0;
-  if (!rest) return MLFAB_ERR_ADDRESS;
-  if (is_unix) {
-    dial->count = 1;
-    return tcp_parse_unix(rest, &dial->to[0]);
-  }
-  if (tcp_parse_host(rest, dial->host, dial->port)) return MLFAB_ERR_ADDRESS;
+  int status = tcp_read(self, address, dial);
+  if (status || dial->count) return status;
   return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numeric addresses need no name server */
 }
 
@@ -605,8 +595,6 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
   return stale && !unlink(path);
 }
 
-static uint64_t tcp_monotonic(void);
-
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   int one = 1, zero = 0, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
@@ -655,11 +643,11 @@ static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *opt
                               const tcp_dial *dial, uint32_t ports) {
   size_t run;
   int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
-  uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
+  uint64_t begin = mlfab__monotonic(NULL), limit = options->timeout_ns / 2;
   if (!restarts)
     limit = dial->to[0].at.any.sa_family == AF_UNIX ? 0 : mlfab__min(limit, TCP_BIND_NS);
   while ((number = tcp_bind_first(self, dial, ports)) != 0) {
-    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
+    if (number != EADDRINUSE || mlfab__monotonic(NULL) - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
   return 0;
@@ -673,9 +661,9 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   size_t at = 0;
   (void)tcp_ends(self->listener, 0, &ends[0]);
   int family = ends[0].at.any.sa_family;
+  self->place = ends[0];
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
-    self->is_local = 1;
     return;
   }
   in_port_t port = *tcp_port(&ends[0]);
@@ -694,14 +682,18 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     tcp_format(self, &ends[i], self->address + at, sizeof self->address - at);
     at += strlen(self->address + at);
   }
-  self->is_local = tcp_is_loopback(&ends[0]) != 0;
-  if (!self->is_local) self->place = ends[0];
+  self->place = ends[0];
 }
 
 #define TCP_INSECURE_TEXT                                                               \
   "%s: without a key anybody who reaches it could take part; give all processes a key " \
   "(MLFAB_KEY_FILE, MLFAB_KEY), use a Unix socket (unix:), or set allow_insecure "      \
   "(MLFAB_ALLOW_INSECURE=1)"
+
+static void tcp_wake_drain(tcp_self *self) {
+  uint64_t count[8];
+  while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
+}
 
 static int tcp_milliseconds(uint64_t ns) {
   return ns >= (uint64_t)INT_MAX * 1000000u ? INT_MAX : (int)((ns + 999999u) / 1000000u);
@@ -732,29 +724,21 @@ static void *tcp_question_thread(void *argument) {
 static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   pthread_attr_t attributes;
   pthread_t thread;
-  sigset_t blocked, before;
   tcp_question *question = calloc(1, sizeof *question);
   if (!question) return MLFAB_ERR_MEMORY;
   question->dial = *dial;
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
-  /* The thread blocks the program's signals, except faults, which the program's handlers must see. */
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  sigfillset(&blocked);
-  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int failed = pthread_create(&thread, &attributes, tcp_question_thread, question);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int code = mlfab__thread_start(&thread, &attributes, tcp_question_thread, question);
   pthread_attr_destroy(&attributes);
-  if (failed) {
+  if (!code)
+    self->question = question;
+  else
     tcp_question_free(question);
-    return MLFAB_ERR_IO;
-  }
-  self->question = question;
-  return 0;
+  return code;
 }
 
 static int tcp_is_answered(const tcp_self *self) {
@@ -833,38 +817,33 @@ static void tcp_names(tcp_self *self) {
   if (status) tcp_link_end(self, first, status, mlfab_error_text(status));
 }
 
-static uint64_t tcp_monotonic(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Waits for the name of this node's own address, according to mlfab_transport_options.timeout_ns. */
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
-  uint64_t now = tcp_monotonic(), begin = now, drained;
+  uint64_t now = mlfab__monotonic(NULL), begin = now;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
   const char *why = "its name is not resolved yet";
-  int status = 0, code = MLFAB_ERR_TIMEOUT, known = 0;
-  for (; !status && !known && now - begin < limit; now = tcp_monotonic()) {
-    if (!self->question && now >= self->ask_ns) status = tcp_ask(self, dial, now);
+  int code = MLFAB_ERR_TIMEOUT, failed = 0;
+  for (; code && !failed && now - begin < limit; now = mlfab__monotonic(NULL)) {
+    if (!self->question && now >= self->ask_ns) failed = tcp_ask(self, dial, now);
+    if (failed) why = mlfab_error_text(code = failed);
     uint64_t left = limit - (now - begin);
     struct pollfd entry = {.fd = self->wake_read, .events = POLLIN};
-    if (!status) (void)poll(&entry, 1, tcp_milliseconds(mlfab__min(left, TCP_ASK_NS / 5)));
+    if (!failed) (void)poll(&entry, 1, tcp_milliseconds(mlfab__min(left, TCP_ASK_NS / 5)));
     if (!tcp_is_answered(self)) continue;
-    while (read(self->wake_read, &drained, sizeof drained) == (ssize_t)sizeof drained) continue;
-    known = !self->question->status;
-    if (known) *dial = self->question->dial;
-    if (!known) why = gai_strerror(self->question->status);
-    code = MLFAB_ERR_ADDRESS;
-    self->ask_ns = tcp_monotonic() + TCP_ASK_NS;
+    tcp_wake_drain(self);
+    int status = self->question->status;
+    if (!status) *dial = self->question->dial;
+    if (status) why = gai_strerror(status);
+    code = status ? MLFAB_ERR_ADDRESS : 0;
+    failed = status && !options->timeout_ns;
+    self->ask_ns = mlfab__monotonic(NULL) + TCP_ASK_NS;
     tcp_unask(self);
-    if (!options->timeout_ns) break;
   }
   tcp_unask(self);
   self->ask_ns = 0;
-  if (known) return 0;
-  return mlfab__error(options->error, status ? status : code, MLFAB_NO_RANK, 0, now - begin,
-                      "listen at %s: %s", options->listen, status ? mlfab_error_text(status) : why);
+  return !code ? 0
+               : mlfab__error(options->error, code, MLFAB_NO_RANK, 0, now - begin,
+                              "listen at %s: %s", options->listen, why);
 }
 
 /* --- listening --------------------------------------------------------------------------------- */
@@ -878,7 +857,7 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
       "/tmp/"; /* no abstract names: a file, which stays if the process is killed */
 #endif
   snprintf(text, room, "unix:%smlfab-%ld-%llx", place, (long)self->pid,
-           (unsigned long long)tcp_monotonic());
+           (unsigned long long)mlfab__monotonic(NULL));
 }
 
 /* Listens everywhere; with IPv4 alone if there is no IPv6. */
@@ -1195,13 +1174,8 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
 }
 
 static int tcp_reach(void *opaque, const char *address) {
-  char host[256], port[6];
-  tcp_endpoint end;
-  int is_unix;
-  const char *rest = tcp_strip(opaque, address, &is_unix);
-  if (!rest) return 0;
-  if (is_unix) return !tcp_parse_unix(rest, &end);
-  return !tcp_parse_host(rest, host, port) && strtoul(port, NULL, 10) > 0;
+  tcp_dial dial;
+  return !tcp_read(opaque, address, &dial) && (dial.count || strtoul(dial.port, NULL, 10) > 0);
 }
 
 /* --- output ----------------------------------------------------------------------------------- */
@@ -1738,8 +1712,7 @@ static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
     return NULL;
   *tcp_port(&here) = *tcp_port(&listens);
-  if (!self->gauge) self->place = here;
-  self->is_local = 0;
+  self->place = here;
   tcp_format(self, &here, self->text, sizeof self->text);
   return self->text;
 }
@@ -1844,11 +1817,6 @@ static void tcp_release(void *opaque, const mlfab_io_event *event) {
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-static void tcp_wake_drain(tcp_self *self) {
-  uint64_t count[8];
-  while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
-}
-
 static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
@@ -1884,10 +1852,7 @@ static void tcp_wake(void *opaque) {
   if (write(self->wake_write, &one, sizeof one) < 0) return;
 }
 
-static int tcp_fd(void *opaque) {
-  const tcp_self *self = opaque;
-  return self->poller;
-}
+static int tcp_fd(void *opaque) { return ((const tcp_self *)opaque)->poller; }
 
 static int tcp_arm(void *opaque, int on) {
   tcp_self *self = opaque;
@@ -2005,7 +1970,8 @@ static void tcp_close(void *opaque) {
   if (self->wake_write >= 0 && self->wake_write != self->wake_read) (void)close(self->wake_write);
   if (self->poller >= 0) (void)close(self->poller);
   if (self->layer) self->layer->close(self->layer_user);
-  while (self->buffers.next != &self->buffers) tcp_buffer_free(self, self->buffers.next);
+  while (self->buffers.next != &self->buffers)
+    tcp_buffer_free(self, (tcp_buffer *)(void *)self->buffers.next);
   mlfab__free(&self->env, self->slots, self->slot_count * sizeof *self->slots);
   mlfab__env env = self->env;
   mlfab__free(&env, self, sizeof *self);
@@ -2024,15 +1990,9 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (MLFAB__HAS(options, mlfab_transport_options, layer_user)) self->layer = options->layer;
   if (self->layer) self->layer_user = options->layer_user;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
-  atomic_init(&self->pending, 0);
-  atomic_init(&self->listener_paused, 0);
-  atomic_init(&self->coarse, 0);
-  tcp_list_init(&self->ready);
-  tcp_list_init(&self->dirty);
-  tcp_list_init(&self->shaking);
-  tcp_list_init(&self->strangers);
-  tcp_list_init(&self->lingering);
-  self->buffers.next = self->buffers.prev = &self->buffers;
+  tcp_node *lists[] = {&self->ready,     &self->dirty,     &self->shaking,
+                       &self->strangers, &self->lingering, &self->buffers};
+  for (size_t i = 0; i < MLFAB__COUNT(lists); i++) lists[i]->next = lists[i]->prev = lists[i];
   status = tcp_slots_grow(self);
   if (status)
     MLFAB__FAIL(options->error, status, "out of memory");

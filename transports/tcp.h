@@ -94,17 +94,17 @@ enum tcp_state {
   TCP_LINK_ENDED
 };
 
+typedef struct tcp_node {
+  struct tcp_node *next, *prev; /* NULL: in no list */
+} tcp_node;
+
 /* The payload begins 64 bytes behind its address. */
 typedef struct tcp_buffer {
-  struct tcp_buffer *next, *prev; /* list of all buffers */
+  tcp_node node; /* in `buffers`, which has all */
   struct tcp_buffer *next_free;
   uint32_t size_class, refs;
   size_t used; /* of an output block */
 } tcp_buffer;
-
-typedef struct tcp_node {
-  struct tcp_node *next, *prev; /* NULL: in no list */
-} tcp_node;
 
 typedef struct tcp_piece {
   const uint8_t *data;
@@ -219,9 +219,8 @@ typedef struct tcp_self {
   uint32_t idle;                 /* polls without events */
   tcp_link *hot;                 /* link of the last frame: polled before a pass over all others */
   const struct tcp_gauge *gauge; /* NULL: links are not measured */
-  uint32_t is_local;             /* only reachable from this host */
-  tcp_endpoint place;            /* of the published address, if it is not local */
-  tcp_buffer buffers;
+  tcp_endpoint place;            /* of the published address */
+  tcp_node buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
   dev_t path_device; /* of the Unix socket's file, so that close removes no other file */

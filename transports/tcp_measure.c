@@ -64,7 +64,7 @@ static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
 /* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
-  if (self->is_local) return 1;
+  if (tcp_is_loopback(&self->place)) return 1;
   if (tcp_ends(link->fd, 0, &here) || tcp_ends(link->fd, 1, &there)) return 0;
   return !tcp_is_loopback(&here) && !tcp_same_host(&here, &there);
 }
@@ -259,7 +259,7 @@ static tcp_meter *tcp_meter_begin(tcp_self *self) {
   if (!meter) return NULL;
   meter->gauge = (tcp_gauge){tcp_link_opened, tcp_wrote, tcp_got, tcp_empty, tcp_link_closed};
   self->gauge = &meter->gauge;
-  if (!self->is_local) tcp_name_interface(meter, &self->place);
+  if (!tcp_is_loopback(&self->place)) tcp_name_interface(meter, &self->place);
   meter->nominal = tcp_nominal(meter->ifname);
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;

@@ -30,7 +30,7 @@
 #include "context.h"
 
 #include "../base/rng.h"
-#include "thread.h"
+#include "../base/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -64,13 +64,6 @@ enum {
   CONTEXT_LOOK_EVERY = 64
 };
 
-static uint64_t context_monotonic(void *user) {
-  struct timespec t;
-  (void)user;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void context_no_log(void *user, int level, const char *line) {
   (void)user;
   (void)level;
@@ -80,8 +73,7 @@ static void context_no_log(void *user, int level, const char *line) {
 /* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
  * owner's alone). Returns its descriptor, or -1 with errno. */
 static int context_beside(const char *path, char *name, size_t room) {
-  uint64_t salt =
-      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
+  uint64_t salt = mlfab__monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
   int fd = -1;
   errno = EEXIST;
   for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
@@ -434,11 +426,8 @@ MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx) {
 }
 
 static void context_cond_wait(mlfab *ctx, uint64_t ns) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  uint64_t at = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ns;
-  t.tv_sec = (time_t)(at / 1000000000u);
-  t.tv_nsec = (long)(at % 1000000000u);
+  uint64_t at = mlfab__monotonic(NULL) + ns;
+  struct timespec t = {(time_t)(at / 1000000000u), (long)(at % 1000000000u)};
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
@@ -871,7 +860,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
   ctx->log_level = env.hooks.log ? env.hooks.log_level : 0;
-  if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
+  if (!ctx->hooks.clock) ctx->hooks.clock = mlfab__monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
   ctx->fd = ctx->tell = -1;

@@ -1,7 +1,7 @@
 /* disk.c - a context carries out file operations. See disk.h. */
 #include "disk.h"
 
-#include "thread.h"
+#include "../base/system.h"
 
 #include <dirent.h>
 #include <errno.h>

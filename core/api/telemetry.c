@@ -1,11 +1,11 @@
 /* telemetry.c - a context writes its log, metrics and trace. See telemetry.h. */
 #include "telemetry.h"
 
+#include "../base/system.h"
 #include "../telemetry/chrome.h"
 #include "../telemetry/metrics.h"
 #include "../telemetry/trace.h"
 #include "disk.h"
-#include "thread.h"
 
 #include <errno.h>
 #include <fcntl.h>

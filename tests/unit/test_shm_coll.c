@@ -615,9 +615,9 @@ static void stop(struct member *m, uint64_t seed) {
       .kind = MLFAB__SHM_COLL_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = 1};
   int64_t on = 1;
   mlfab_vec vote = {&on, 1};
-  for (uint64_t end = shm_coll_now() + 20000000; on > 0;) {
+  for (uint64_t end = mlfab__monotonic(NULL) + 20000000; on > 0;) {
     random_calls(m, seed);
-    on = shm_coll_now() < end;
+    on = mlfab__monotonic(NULL) < end;
     CHECK(run(m, &one, &vote, &culprit) == 0);
   }
   for (uint64_t i = 0; i < COUNT; i++) CHECK(data[i] == GARBAGE * INT64_C(0x0101010101010101));

@@ -1,7 +1,8 @@
-/* thread.c - starts the threads of a context. See thread.h. */
-#include "thread.h"
+/* system.c - threads and the clock of the system. See system.h. */
+#include "system.h"
 
 #include <signal.h>
+#include <time.h>
 
 MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
                                         void *(*run)(void *argument), void *argument) {
@@ -13,4 +14,11 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
   int failed = pthread_create(thread, attributes, run, argument);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return failed ? MLFAB_ERR_IO : 0;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user) {
+  struct timespec t;
+  (void)user;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }

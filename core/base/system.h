@@ -1,8 +1,8 @@
-/* thread.h - starts the threads of a context. */
-#ifndef MLFAB__THREAD_H
-#define MLFAB__THREAD_H
+/* system.h - threads and the clock of the system, for `api` and the transports only. */
+#ifndef MLFAB__SYSTEM_H
+#define MLFAB__SYSTEM_H
 
-#include "../base/base.h"
+#include "base.h"
 
 #include <pthread.h>
 
@@ -10,5 +10,7 @@
  * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
 MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
                                         void *(*run)(void *argument), void *argument);
+/* The monotonic clock, in the form of mlfab_env.clock; `user` is not used. */
+MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user);
 
 #endif
