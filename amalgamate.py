@@ -29,7 +29,7 @@ GROUPS = [
     {"model": "options sync layout balance optimizer memory store hold image windows"},
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources pull push feed worker worker_role",
-     "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
+     "server": "lazy blocks clock queue apply round clock_copy serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier barrier_kept attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",

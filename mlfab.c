@@ -2279,7 +2279,6 @@ typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE dow
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
   uint64_t ask;                  /* number of the worker's change, from 1 */
-  uint32_t tensor;               /* applies to the slices with bytes of this tensor, or MLFAB_ALL */
   mlfab_sync consistency;        /* without `size` */
 } mlfab__sync_ask;
 
@@ -2369,14 +2368,15 @@ typedef struct mlfab__adopt {
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
   int32_t code;
+  uint64_t round; /* mlfab__clock_round; MLFAB__NEVER: it has joined, without slices */
+  double scale;   /* mlfab__clock_scale */
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+/* Server -> server: the sender's clock; u32 count and u32 words follow. Bit w: worker w has
  * contributed to its open round. */
 typedef struct mlfab__clock_record {
-  uint32_t attempt, clock; /* clock: its number at the sender */
-  uint32_t contributors, members, quiet;
+  uint32_t attempt, contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
   mlfab_sync consistency; /* without `size` */
@@ -2694,19 +2694,19 @@ WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
 WIRE_META(barrier, N(number) N(what) N(progress) N(of) N(theirs) N(mine))
-WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
+WIRE_META(sync_ask, N(ask) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(added) N(nonce) T(addresses))
 #if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
+WIRE_META(moved, N(attempt) N(step) N(server) N(code) N(round) N(scale) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
   N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
   F(options, options))
 WIRE_LIST(clock_record, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
-  N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
+  N(attempt) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
 #endif
 /* clang-format on */
@@ -6454,7 +6454,6 @@ typedef struct mlfab__shard_slice {
   uint64_t changed;       /* value of store.changes at its last change */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
-  uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {
@@ -13564,11 +13563,10 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 /* self: the worker. */
 MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-/* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
+/* Sends the servers another consistency model; server may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
-                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
-                                           uint64_t now_ns, mlfab_request *request_p,
-                                           mlfab_error *error);
+                                           uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
+                                           mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,
@@ -16084,7 +16082,7 @@ static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
 }
 
 static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
-                               uint32_t tensor, mlfab_error *error) {
+                               mlfab_error *error) {
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "set_sync: there is no model yet: call mlfab_model_start first");
@@ -16094,8 +16092,6 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (server != MLFAB_ALL && worker->streams[server].absent)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "set_sync: server %u has no slices: it has not come, or has gone", server);
-  if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
-    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_sync: an earlier set_sync of this worker has not ended");
@@ -16105,9 +16101,8 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
-                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
-                                           uint64_t now_ns, mlfab_request *request_p,
-                                           mlfab_error *error) {
+                                           uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
+                                           mlfab_request *request_p, mlfab_error *error) {
   mlfab__sync_change *change = &worker->change;
   mlfab_sync sync;
   memset(&sync, 0, sizeof sync);
@@ -16115,14 +16110,13 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        given ? "set_sync: sync.size is not set" : "set_sync: sync is NULL");
   memcpy(&sync, given, mlfab__min(given->size, sizeof sync));
-  int code = worker_change_check(worker, &sync, server, tensor, error);
+  int code = worker_change_check(worker, &sync, server, error);
   if (code) return code;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns, timeout_ns);
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;
-  change->ask.tensor = tensor;
   change->ask.consistency = sync;
   change->all = server == MLFAB_ALL;
   change->nwaiting = 0;
@@ -16581,9 +16575,7 @@ enum {
   MLFAB__SERVER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16, /* updates that may send before their turn */
-  MLFAB__CLOCKS = 8,         /* consistency models at the same time */
-  MLFAB__SERVER_CHANGES = 8  /* consistency changes that wait */
+  MLFAB__SERVER_STAGES = 16 /* updates that may send before their turn */
 };
 #define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
 
@@ -16647,10 +16639,8 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment;        /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;                     /* for the pull condition of a clock ... */
-  uint32_t clock;                  /* ... of this one */
-  uint32_t passed;                 /* bit mask of the clocks whose condition held */
-  uint64_t tag;                    /* its tag in the clocks' buffers */
+  int waiting;                     /* for the pull condition */
+  uint64_t tag;                    /* its tag in the clock's buffer */
   int held;                        /* mlfab__pull_held */
   int poor;                        /* there is no memory to copy its bytes to */
   struct mlfab__server_view *view; /* of the lender: it asks for a view; or NULL */
@@ -16667,15 +16657,16 @@ typedef struct mlfab__server_pull {
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done;
-  uint8_t absent;       /* no process has had the number, or its last one has left or died */
-  uint8_t local;        /* its link's transport reaches this host only */
-  uint8_t guest;        /* a new process that is not counted yet: see clock.c */
-  uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
-  uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
-  uint64_t decided;     /* its progress after the last update decided here */
-  uint64_t changed;     /* id of its last answered consistency change */
-  uint32_t stopped;     /* the reshard attempt that it has stopped for, or 0 */
-  int drained;          /* sends nothing more before the slices have moved */
+  uint8_t absent;         /* no process has had the number, or its last one has left or died */
+  uint8_t local;          /* its link's transport reaches this host only */
+  uint8_t guest;          /* a new process that is not counted yet: see clock.c */
+  uint8_t contributed;    /* the open round has an update of it */
+  uint64_t pushed;        /* its progress, as far as this server knows: see clock.c */
+  uint64_t decided;       /* its progress after the last update decided here */
+  uint64_t changed;       /* id of its last answered consistency change */
+  mlfab__sync_ask change; /* the change that waits, if its `ask` is not 0 */
+  uint32_t stopped;       /* the reshard attempt that it has stopped for, or 0 */
+  int drained;            /* sends nothing more before the slices have moved */
   /* it was told that slices are moving, and must be told when they have moved */
   int put_off;
   double significance; /* |g| of its last update here, relative to |w|; negative: unknown */
@@ -16702,10 +16693,9 @@ typedef struct mlfab__server_peer {
   mlfab__define define; /* options of that definition, and its number of tensors */
 } mlfab__server_peer;
 
-/* A consistency model of some slices, with its progress. See clock.c. */
+/* A consistency model, with its progress. See clock.c. */
 typedef struct mlfab__clock {
   mlfab_sync sync;
-  int used;
   int due; /* the push condition must be evaluated again */
   uint64_t v_train;
   mlfab__sync_tuner tuner;
@@ -16819,7 +16809,7 @@ typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
   /* Must this round be closed without workers that have stopped for the move? Moves those on. */
-  int (*forces)(mlfab__server *server, const mlfab__clock *clock);
+  int (*forces)(mlfab__server *server);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
@@ -16863,8 +16853,8 @@ typedef struct mlfab__server_keeper {
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
-  /* The commit that the open round of a clock will be. */
-  mlfab__commit (*round)(mlfab__server *server, uint32_t clock);
+  /* The commit that the open round will be. */
+  mlfab__commit (*round)(mlfab__server *server);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
@@ -16947,7 +16937,7 @@ typedef struct mlfab__server_apply {
   uint64_t stage_bytes;
   /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
-  uint32_t clock, slice, position; /* of a round */
+  uint32_t slice, position; /* of a round */
   int code;
   uint8_t *scratch; /* one block, for callbacks: the sum, beside the weights */
 } mlfab__server_apply;
@@ -17017,18 +17007,12 @@ struct mlfab__server {
   uint8_t *came;   /* of `sparse`: packets of the frame being taken in */
   int watch;       /* commits are compared with the old model: tags, or a change filter */
   /* Consistency: clock.c. */
-  mlfab__clock clocks[MLFAB__CLOCKS];
+  mlfab__clock clock;
   mlfab__clock_tally tally;
-  uint32_t ngates; /* clocks at or above this index are unused */
-  int significant; /* a consistency model uses |g| / |w| */
-  int measures;    /* norms of updates are taken: for such a model, or for the keeper */
-  int untidy;      /* two clocks have the same model */
-  struct mlfab__change_wait {
-    uint32_t worker;
-    mlfab__sync_ask change;
-  } changes[MLFAB__SERVER_CHANGES];
-  uint32_t nchanges;
-  uint32_t rounds;       /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
+  int significant;       /* the consistency model uses |g| / |w| */
+  int measures;          /* norms of updates are taken: for such a model, or for the keeper */
+  int rounds;            /* the model has rounds */
+  int changes;           /* some peer's change waits */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
@@ -17128,32 +17112,24 @@ MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
                                         int fill);
 
-/* clock.c - the clocks of a new model; returns their memory. */
+/* clock.c - the clock of a new model; returns its memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: which clocks have
- * rounds, and whether norms are taken. */
+/* Does the worker count? After a change of models: are there rounds, and are norms taken? */
 MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
-MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
-/* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
-MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
-                                           const mlfab__segment *segments, uint32_t n);
-/* Does any clock count iterations? */
-MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
 /* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
  * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
 /* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server);
-/* Fills the inputs of a clock's conditions, for this worker at this progress. */
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
-                                        uint32_t worker, uint64_t progress,
+/* Fills the inputs of the conditions, for this worker at this progress. */
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state);
-/* May this worker's update of this progress be taken in now on these clocks? late: would it be too late? */
+/* May this worker's update of this progress be taken in now? late: would it be too late? */
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress, uint32_t mask);
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
+                                          uint64_t progress);
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker);
 /* This worker's update was decided: moves its progress, and counts it in its rounds. */
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
                                           int code);
@@ -17173,9 +17149,11 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
  * FluentPS. */
-MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
-/* v_train of a clock moves on. */
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server);
+/* v_train moves on. */
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server);
+/* Begins to apply the open round. flush: as it is; v_train stays. */
+MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
  * no head. Returns 1 when a round must be applied first. */
 MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
@@ -17183,12 +17161,9 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
 /* Tells a worker whether iterations count here. */
 MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
-/* round.c - continues to apply the open round of a clock, at most `budget` bytes. 1 when it is finished. */
+/* round.c - continues to apply the open round, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 
-/* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
- * another clock now. */
-MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
@@ -17245,7 +17220,7 @@ MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
 
 /* apply.c - discards what was written of the head; there is no head then. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
-/* Does the optimizer or the callback step any slice of it? */
+/* Does the optimizer or the callback step its slices? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
 /* One piece: `next` becomes the result of the callback or the optimizer on w and the sum. Errors: CALLBACK. */
 MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
@@ -17254,12 +17229,15 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay);
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
-                                                         const mlfab__incoming *update,
-                                                         uint32_t slice);
+                                                         const mlfab__incoming *update);
+/* The block that a piece of an update, in place, is added to. */
+static inline uint32_t *mlfab__apply_target(mlfab__server *server, const mlfab__piece *piece) {
+  return &(server->rounds ? server->store.sum : server->store.w)[piece->position];
+}
 /* The factor with which u is multiplied as it is taken in. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode, uint32_t slice);
+                                           enum mlfab__apply_mode mode);
 
 MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);
@@ -17438,14 +17416,13 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
   peer->nsends = 0;
 }
 
-/* ==== core/server/clock.c - the server role: consistency models of the slices. See server.h.
+/* ==== core/server/clock.c - the server role: its consistency model. See server.h.
  *
- * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
+ * A server has one clock: a model with its V_train. A worker's progress is the number of its
  * whole updates. It is the same at all servers (push.c), whatever slices the updates touched. A server
  * knows it (`pushed`) from the updates that it decided, and from PUSH and PROGRESS frames, which report
  * updates that this server had no part of. `pushed` may be too small, never larger than is true before the
- * first update that is undecided here. An update may be taken in when all clocks that it touches allow it.
- * A pull is answered when all of its clocks have let it pass, one after another (serve.c).
+ * first update that is undecided here. An update may be taken in, and a pull answered (serve.c), when the clock allows it.
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, repeated until the condition is false
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
@@ -17467,12 +17444,11 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
  * its PROGRESS; it tells them again when they greet it after the move.
  *
  * A change of models waits until no update is being written, because with rounds the bytes go to other
- * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
- * evaluates push conditions, and looks again at every delayed pull.
+ * blocks. Then, in one step, the server applies an open round that is abandoned, sets the model,
+ * evaluates its push condition, and looks again at every delayed pull.
  *
  * Invariants. (1) v_train never falls, and never passes the largest progress, even if a push condition is
- * always true. (2) The sum of a round is applied once, by the clock that built it. (3) A clock without
- * slices has no delayed pulls and no sum.
+ * always true. (2) The sum of a round is applied once, by the model that built it.
  *
  * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
 
@@ -17483,67 +17459,28 @@ MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   return !peer->dead && !peer->left && !peer->done;
 }
 
-static int clock_significant(const mlfab__server *server) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_significant(&server->clocks[g].sync)) return 1;
-  }
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server) {
-  server->significant = clock_significant(server);
+  server->significant = mlfab__sync_significant(&server->clock.sync);
   server->measures = server->significant || server->keeper;
-  server->rounds = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (clock->used && mlfab__sync_rounds(clock->sync.kind)) server->rounds |= 1u << g;
-  }
+  server->rounds = mlfab__sync_rounds(server->clock.sync.kind);
 }
 
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
-  mlfab__clock *clock = &server->clocks[0];
+  mlfab__clock *clock = &server->clock;
   mlfab__clock_free(server);
-  clock->used = clock->due = 1;
+  clock->due = 1;
   clock->sync = *sync;
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
-  server->ngates = 1;
   mlfab__clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
-  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
-    mlfab__heap_free(&server->clocks[g].lazy.heap, server->env);
-  memset(server->clocks, 0, sizeof server->clocks);
-  server->ngates = server->nchanges = server->rounds = 0;
+  mlfab__heap_free(&server->clock.lazy.heap, server->env);
+  memset(&server->clock, 0, sizeof server->clock);
+  for (uint32_t w = 0; server->peers && w < server->workers; w++) server->peers[w].change.ask = 0;
+  server->rounds = 0;
   server->norm_commits = 0;
-}
-
-static uint32_t clock_all(const mlfab__server *server) {
-  uint32_t mask = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->clocks[g].used << g;
-  return mask;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
-                                           const mlfab__segment *segments, uint32_t n) {
-  if (server->ngates == 1 || n == 0) return clock_all(server);
-  const mlfab__store *store = &server->store;
-  uint32_t mask = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    uint64_t last = segments[k].offset + segments[k].bytes - 1;
-    uint32_t i = store->local[mlfab__layout_slice_at(&server->layout, segments[k].offset)];
-    uint32_t end = store->local[mlfab__layout_slice_at(&server->layout, last)];
-    for (; i <= end; i++) mask |= 1u << store->slices[i].clock;
-  }
-  return mask;
-}
-
-MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_counts(server->clocks[g].sync.kind)) return 1;
-  }
-  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
@@ -17571,12 +17508,12 @@ static void clock_count(mlfab__server *server) {
     tally->lowest += peer->pushed == tally->slowest;
     tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   }
-  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
+  server->clock.arrived_at = 0;
 }
 
 /* Number of members whose update of the open iteration was decided. The tally is valid. */
-static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
-  mlfab__clock *clock = &server->clocks[g];
+static uint32_t clock_arrived(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   if (clock->v_train < server->tally.slowest) return server->tally.members;
   if (clock->arrived_at == clock->v_train + 1) return clock->arrived;
   clock->arrived_at = clock->v_train + 1;
@@ -17597,10 +17534,8 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   if (!mlfab__clock_lives(peer) || peer->pushed == before) return;
   tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   if (before == tally->slowest && --tally->lowest == 0) tally->counted = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
-  }
+  mlfab__clock *clock = &server->clock;
+  clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
 }
 
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
@@ -17613,18 +17548,17 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   return MLFAB_NO_RANK;
 }
 
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
-                                        uint32_t worker, uint64_t progress,
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {
   if (!server->tally.counted) clock_count(server);
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
   state->iteration = progress;
-  state->v_train = clock->v_train;
+  state->v_train = server->clock.v_train;
   state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
   state->members = server->tally.members;
-  state->arrived = clock_arrived(server, (uint32_t)(clock - server->clocks));
+  state->arrived = clock_arrived(server);
   state->fastest = server->tally.fastest;
   state->slowest = server->tally.slowest;
 }
@@ -17632,31 +17566,20 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
 /* --- updates --- */
 
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress, uint32_t mask) {
+                                          uint64_t progress) {
+  const mlfab__clock *clock = &server->clock;
   /* An update that is not the worker's next has a larger number than `pushed`. */
   uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
-  mask &= server->rounds;
-  for (uint32_t g = 0; mask >> g != 0; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (!(mask >> g & 1)) continue;
-    if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
-    if (!server->options.deterministic) continue;
-    for (uint32_t w = 0; w < worker; w++) {
-      const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
-    }
+  if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
+  for (uint32_t w = 0; server->rounds && server->options.deterministic && w < worker; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
   }
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if ((mask >> g & 1) &&
-        mlfab__sync_late(&clock->sync, server->peers[worker].pushed, clock->v_train))
-      return 1;
-  }
-  return 0;
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker) {
+  return mlfab__sync_late(&server->clock.sync, server->peers[worker].pushed, server->clock.v_train);
 }
 
 /* |w| of the shard after its last commit. Cached; costs one pass over the shard. */
@@ -17690,11 +17613,9 @@ static void clock_significance(mlfab__server *server, const mlfab__incoming *upd
 /* A worker's progress has grown from `before`. */
 static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
   clock_tell_tally(server, peer, before);
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
-    if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
-  }
+  mlfab__clock *clock = &server->clock;
+  int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
+  if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
 }
 
 /* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress; `falls`: they may fall, too. Two
@@ -17760,42 +17681,30 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
   uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) clock_significance(server, update);
-  /* With several clocks, the worker's next update has waited for this one. */
-  if (server->ngates > 1) server->queue.place_due = 1;
   peer->pushed = before + (uint64_t)whole;
   if (whole) peer->decided = peer->pushed;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
-     * which slice. A late update that is kept does not contribute. */
-    if (code == 0 && (server->rounds >> g & 1)) {
-      clock->round_members += update->push.members;
-      if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
-        clock->contributors += !(peer->contributed >> g & 1);
-        peer->contributed |= 1u << g;
-      }
+  /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
+   * which slice. A late update that is kept does not contribute. */
+  mlfab__clock *clock = &server->clock;
+  if (code == 0 && server->rounds) {
+    clock->round_members += update->push.members;
+    if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
+      clock->contributors += !peer->contributed;
+      peer->contributed = 1;
     }
-    /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
-    if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
-      peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
+  /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
+  if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
+    peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   if (peer->pushed > before + 1) clock_renumber(server, update->worker, update, 0);
   clock_crossed(server, peer, known);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker) {
-  uint64_t join = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    int applying =
-        server->apply.applying == MLFAB__APPLY_ROUND && server->apply.clock == g && !clock->flush;
-    int closed =
-        (server->rounds >> g & 1) && (server->peers[worker].pushed > clock->v_train || applying);
-    join = mlfab__max(join, clock->v_train + (closed ? 1 : 0));
-  }
-  return join;
+  const mlfab__clock *clock = &server->clock;
+  int applying = server->apply.applying == MLFAB__APPLY_ROUND && !clock->flush;
+  int closed = server->rounds && (server->peers[worker].pushed > clock->v_train || applying);
+  return clock->v_train + (closed ? 1 : 0);
 }
 
 /* --- rounds and iterations --- */
@@ -17803,37 +17712,39 @@ MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   server->tally.counted = 0;
   server->queue.place_due = 1;
-  for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
+  server->clock.due = 1;
 }
 
 /* Number of live workers whose update of the open round is here. Others may be past the round because they
  * were late in it at another server. */
-static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
-  uint32_t n = 0, bit = 1u << (clock - server->clocks);
+static uint32_t clock_came(const mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
+  uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
     n += mlfab__clock_lives(peer) && peer->pushed > clock->v_train &&
-         (peer->decided > clock->v_train || (peer->contributed & bit));
+         (peer->decided > clock->v_train || peer->contributed);
   }
   return n;
 }
 
 /* Evaluates the push condition. Without members, an iteration in which anything arrived is closed as it is,
  * even without a sum, because pulls wait for it. */
-static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
+static int clock_complete(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   if (!server->tally.counted) clock_count(server);
   uint64_t most = server->tally.most;
-  mlfab__clock_state(server, clock, MLFAB__NO_NODE, most, &state);
+  mlfab__clock_state(server, MLFAB__NO_NODE, most, &state);
   if (state.members == 0) return clock->round_members > 0 || most > clock->v_train;
   if (most <= clock->v_train) return 0;
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
   if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
       state.arrived >= clock->sync.need)
-    state.arrived = clock_came(server, clock);
+    state.arrived = clock_came(server);
   return mlfab__sync_complete_round(&clock->sync, &state) ||
-         (server->move.hooks && server->move.hooks->forces(server, clock));
+         (server->move.hooks && server->move.hooks->forces(server));
 }
 
 /* Number of live workers whose decided updates here reach this progress. */
@@ -17848,8 +17759,8 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
 
 /* The iteration up to which all is complete: for all members, or for as many as a round needs. Without
  * members: the largest progress of any worker that was ever here. */
-static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
-                              const mlfab_sync_state *state) {
+static uint64_t clock_reached(const mlfab__server *server, const mlfab_sync_state *state) {
+  const mlfab__clock *clock = &server->clock;
   uint64_t reached = clock->v_train;
   if (state->members == 0) return server->tally.most;
   if (clock->sync.kind != MLFAB_SYNC_DROP || clock->sync.need >= state->members ||
@@ -17860,72 +17771,67 @@ static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *c
   return reached;
 }
 
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock) {
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   clock->v_train++;
-  if (clock == &server->clocks[0]) server->stats->rounds++;
+  server->stats->rounds++;
   /* Progress beyond the updates that can be in flight was only reported: V_train jumps there in one step. */
-  mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
-  uint64_t reached = clock_reached(server, clock, &state);
+  mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
+  uint64_t reached = clock_reached(server, &state);
   if (clock->sync.kind != MLFAB_SYNC_USER && reached > clock->v_train + MLFAB__SERVER_QUEUED)
     clock->v_train = reached;
   if (clock->sync.kind == MLFAB_SYNC_DSPS) {
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
     mlfab__sync_tune(&clock->sync, &clock->tuner, clock->delayed, state.fastest - state.slowest);
   }
   clock->delayed = 0;
 }
 
-/* Begins to apply the open round of a clock. */
-static void clock_close(mlfab__server *server, uint32_t clock) {
+MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush) {
+  server->clock.flush = flush;
   server->apply.applying = MLFAB__APPLY_ROUND;
   server->apply.code = 0;
-  server->apply.clock = clock;
   server->apply.slice = 0;
   server->apply.position = 0;
 }
 
-MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock) {
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   uint32_t n = clock->contributors;
   if (!server->options.mean) return 1.0;
   if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
     mlfab_sync_state state;
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
     if (state.members > n) n = state.members;
   }
   return 1.0 / (n > 0 ? n : 1);
 }
 
 /* Does the keeper not let the open round be applied yet? It stays due. */
-static int clock_held(mlfab__server *server, uint32_t clock) {
+static int clock_held(mlfab__server *server) {
   if (!server->keeper) return 0;
-  const mlfab__commit commit = server->keeper->round(server, clock);
+  const mlfab__commit commit = server->keeper->round(server);
   return !server->keeper->may(server, &commit);
 }
 
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  if (server->untidy && mlfab__clock_tidy(server)) {
-    server->serve.changed = 1;
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    while (clock->due && clock->used) {
-      clock->due = clock_complete(server, clock);
-      if (!clock->due) break;
-      if ((server->rounds >> g & 1) && clock->round_members > 0) {
-        if (clock_held(server, g)) break;
-        clock_close(server, g);
-        return 1;
-      }
-      mlfab__clock_step(server, clock);
-      server->queue.place_due = 1;
-      moved = 1;
+  while (clock->due) {
+    clock->due = clock_complete(server);
+    if (!clock->due) break;
+    if (server->rounds && clock->round_members > 0) {
+      if (clock_held(server)) break;
+      mlfab__clock_close(server, 0);
+      return 1;
     }
-    moved |= mlfab__sync_watches(clock->sync.kind);
+    mlfab__clock_step(server);
+    server->queue.place_due = 1;
+    moved = 1;
   }
-  server->serve.due |= moved;
+  server->serve.due |= moved || mlfab__sync_watches(clock->sync.kind);
   return 0;
 }
 
@@ -17937,7 +17843,7 @@ static void clock_answer(mlfab__server *server, uint32_t worker, uint64_t ask, i
   memset(&ack, 0, sizeof ack);
   ack.ask = ask;
   ack.code = code;
-  ack.counts = (uint32_t)mlfab__clock_counts(server);
+  ack.counts = (uint32_t)mlfab__sync_counts(server->clock.sync.kind);
   snprintf(ack.text, sizeof ack.text, "%s", text);
   MLFAB__POST(&server->port, worker, MLFAB__SYNC_ACK, sync_ack, &ack);
 }
@@ -17946,39 +17852,14 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Does the slice hold bytes of the tensor that is to change? */
-static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
-  const mlfab__shard_slice *s = &server->store.slices[slice];
-  if (tensor == MLFAB_ALL) return 1;
-  const mlfab__tensor *t = mlfab__layout_find(&server->layout, tensor);
-  return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
-}
-
-/* Number of slices of a clock; *touched_p: those of them that are to change. */
-static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32_t tensor,
-                             uint32_t *touched_p) {
-  uint32_t n = 0;
-  *touched_p = 0;
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (server->store.slices[i].clock != clock) continue;
-    n++;
-    *touched_p += (uint32_t)clock_touches(server, i, tensor);
-  }
-  return n;
-}
-
 /* Sets *error and returns a code if the change is impossible, else 0. */
-static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
-                        mlfab_error *error) {
-  const mlfab_sync *sync = &change->consistency;
+static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
   int rounds = mlfab__sync_rounds(sync->kind);
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
   if (code) return code;
   if (server->phase != MLFAB__MODEL_STANDS)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
-  if (change->tensor != MLFAB_ALL && !mlfab__layout_find(&server->layout, change->tensor))
-    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "there is no tensor %u", change->tensor);
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
@@ -18000,336 +17881,55 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
           mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
     return;
   mlfab__server_peer *peer = &server->peers[worker];
-  for (uint32_t i = 0; i < server->nchanges; i++) {
-    const struct mlfab__change_wait *wait = &server->changes[i];
-    /* repeated on a new link */
-    if (wait->worker == worker && wait->change.ask == change.ask) return;
-  }
+  if (peer->change.ask == change.ask) return; /* repeated on a new link */
   if (change.ask <= peer->changed) {
     clock_answer(server, worker, change.ask, 0, "");
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = clock_refuse(server, &change, &error);
-  if (!code && server->nchanges == MLFAB__SERVER_CHANGES)
-    code =
-        MLFAB__FAIL(&error, MLFAB_ERR_AGAIN, "%d other changes are waiting", MLFAB__SERVER_CHANGES);
+  int code = clock_refuse(server, &change.consistency, &error);
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;
   }
-  server->changes[server->nchanges].worker = worker;
-  server->changes[server->nchanges++].change = change;
-  server->due = 1;
+  peer->change = change;
+  server->due = server->changes = 1;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train) {
-  uint32_t g = 0;
-  while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
-  if (g == MLFAB__CLOCKS) return g;
-  mlfab__clock *clock = &server->clocks[g];
-  mlfab__lazy kept = clock->lazy;
-  memset(clock, 0, sizeof *clock);
-  clock->lazy = kept;
-  clock->used = 1;
-  clock->v_train = v_train;
-  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << g);
-  if (g >= server->ngates) server->ngates = g + 1;
-  return g;
-}
-
-/* A server without slices keeps one clock, the slowest: slices that had others have moved away. */
-static uint32_t clock_only(mlfab__server *server) {
-  uint32_t only = MLFAB__CLOCKS;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    int slower = only == MLFAB__CLOCKS || clock->v_train < server->clocks[only].v_train;
-    if (slower && only != MLFAB__CLOCKS) server->clocks[only].used = 0;
-    if (!slower) clock->used = 0;
-    if (slower) only = g;
-  }
-  return only;
-}
-
-/* The clock to change: one whose slices all change, or one that already has the new model. MLFAB__CLOCKS: a
- * new one is needed. */
-static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t touched;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    uint32_t n = clock_slices(server, g, change->tensor, &touched);
-    if (server->clocks[g].used && touched == n && n > 0) return g;
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_equal(&server->clocks[g].sync, &change->consistency))
-      return g;
-  }
-  return MLFAB__CLOCKS;
-}
-
-/* The same, but creates a clock if needed. MLFAB__CLOCKS: there is no room. */
-static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint64_t v_train = UINT64_MAX;
-  uint32_t touched;
-  if (server->store.nslices == 0) return clock_only(server);
-  uint32_t target = clock_target(server, change);
-  if (target < MLFAB__CLOCKS) return target;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    clock_slices(server, g, change->tensor, &touched);
-    if (touched > 0) v_train = mlfab__min(v_train, server->clocks[g].v_train);
-  }
-  return mlfab__clock_new(server, v_train);
-}
-
-MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
-  int merged = 0;
-  server->untidy = 0;
-  for (uint32_t g = 1; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    for (uint32_t h = 0; clock->used && h < g; h++) {
-      const mlfab__clock *other = &server->clocks[h];
-      if (!other->used || !mlfab__sync_equal(&clock->sync, &other->sync)) continue;
-      if (clock->v_train != other->v_train || clock->round_members + other->round_members > 0) {
-        server->untidy = 1;
-        continue;
-      }
-      for (uint32_t i = 0; i < server->store.nslices; i++) {
-        if (server->store.slices[i].clock != g) continue;
-        server->store.slices[i].clock = (uint8_t)h;
-        mlfab__store_change(&server->store, i);
-        merged = 1;
-      }
-    }
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    uint32_t touched;
-    if (clock_slices(server, g, MLFAB_ALL, &touched) > 0 || server->store.nslices == 0) continue;
-    server->clocks[g].used = 0;
-  }
-  while (server->ngates > 1 && !server->clocks[server->ngates - 1].used) server->ngates--;
+static void clock_install(mlfab__server *server, const mlfab_sync *sync) {
+  server->clock.sync = *sync;
+  server->clock.tuner = (mlfab__sync_tuner){(uint64_t)sync->staleness, 0};
   mlfab__clock_measure(server);
-  return merged;
-}
-
-/* Must an open round be applied first, because slices leave it? */
-static int clock_must_flush(const mlfab__server *server, uint32_t g,
-                            const mlfab__sync_ask *change) {
-  const mlfab__clock *clock = &server->clocks[g];
-  uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
-  if (!(server->rounds >> g & 1) || clock->round_members == 0) return 0;
-  int stays = touched == n && g == clock_target(server, change);
-  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
-}
-
-static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t target = clock_make_target(server, change);
-  if (target == MLFAB__CLOCKS) return MLFAB_ERR_LIMIT;
-  mlfab__clock *clock = &server->clocks[target];
-  clock->sync = change->consistency;
-  clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
-  if (!mlfab__sync_rounds(clock->sync.kind)) {
-    /* On a server without slices, the round has nothing to apply. */
-    clock->contributors = clock->round_members = 0;
-    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
-  }
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (!clock_touches(server, i, change->tensor)) continue;
-    server->store.slices[i].clock = (uint8_t)target;
-    mlfab__store_change(&server->store, i);
-  }
-  mlfab__clock_tidy(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
-  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
-  while (server->nchanges > 0) {
-    const mlfab__sync_ask change = server->changes[0].change;
-    uint32_t worker = server->changes[0].worker;
-    for (uint32_t g = 0; g < server->ngates; g++) {
-      if (!clock_must_flush(server, g, &change)) continue;
-      if (clock_held(server, g)) return 0;
-      server->clocks[g].flush = 1;
-      clock_close(server, g);
+  for (uint32_t w = 0; server->changes && w < server->workers; w++) {
+    mlfab__sync_ask *change = &server->peers[w].change;
+    if (change->ask == 0) continue;
+    /* Updates leave their open round. */
+    if (server->clock.round_members > 0 && !mlfab__sync_rounds(change->consistency.kind)) {
+      if (clock_held(server)) return 0;
+      mlfab__clock_close(server, 1);
       return 1;
     }
-    int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
-    int code = clock_install(server, &change);
-    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
-    memmove(&server->changes[0], &server->changes[1],
-            (server->nchanges - 1) * sizeof server->changes[0]);
-    server->nchanges--;
-    if (!code) server->peers[worker].changed = change.ask;
-    clock_answer(server, worker, change.ask, code,
-                 code ? "a server has at most 8 consistency models at a time" : "");
-    for (uint32_t w = 0; counted != mlfab__clock_counts(server) && w < server->workers; w++)
-      mlfab__clock_tell(server, w);
+    int counted = mlfab__sync_counts(server->clock.sync.kind);
+    int absolute = mlfab__clock_absolute(server);
+    clock_install(server, &change->consistency);
+    server->regroups |= absolute != mlfab__clock_absolute(server);
+    server->peers[w].changed = change->ask;
+    change->ask = 0;
+    clock_answer(server, w, server->peers[w].changed, 0, "");
+    for (uint32_t k = 0;
+         counted != mlfab__sync_counts(server->clock.sync.kind) && k < server->workers; k++)
+      mlfab__clock_tell(server, k);
     server->retold = 1;
   }
-  return 0;
-}
-#endif /* MLFAB_WITH_PUSH */
-
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* ==== core/server/clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. */
-
-/* Describes a clock for the server that gets some of its slices. `words` has room for
- * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__clock_record *out, uint32_t *words);
-/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__clock_record *clock,
-                                       const uint32_t *clock_words, const mlfab__clock_record *in,
-                                       const uint32_t *words);
-/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__clock_record *in, const uint32_t *words);
-/* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
-                                            const uint32_t *words);
-
-/* The same for a stored clock. The first one replaces the clock of a new model. */
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__clock_record *in, const uint32_t *words);
-
-/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
- * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
-                                         uint32_t n, const uint32_t *words);
-
-/* ==== core/server/clock_copy.c - the server role: clocks as records. See clock_copy.h. */
-
-/* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
- * its own update before the round is closed. */
-static uint64_t copy_here(const mlfab__server *server, const mlfab__clock_record *in) {
-  uint64_t least = UINT64_MAX;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
-  }
-  return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
-}
-
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__clock_record *out, uint32_t *words) {
-  const mlfab__clock *clock = &server->clocks[g];
-  memset(out, 0, sizeof *out);
-  out->clock = g;
-  out->contributors = clock->contributors;
-  out->members = clock->round_members;
-  out->quiet = clock->tuner.quiet;
-  out->v_train = clock->v_train;
-  out->refused_round = clock->refused_round;
-  out->threshold = clock->tuner.threshold;
-  out->scale = clock->round_scale;
-  out->consistency = clock->sync;
-  out->words = (server->workers + 31) / 32;
-  memset(words, 0, out->words * sizeof *words);
-  for (uint32_t w = 0; w < server->workers; w++)
-    words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
-}
-
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
-  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
-  for (uint32_t w = 0; w < server->workers; w++)
-    words[w / 32] |= (uint32_t)mlfab__clock_lives(&server->peers[w]) << w % 32;
-}
-
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__clock_record *clock,
-                                       const uint32_t *clock_words, const mlfab__clock_record *in,
-                                       const uint32_t *words) {
-  int rounds = mlfab__sync_rounds(in->consistency.kind);
-  int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
-  if (!mlfab__sync_equal(&clock->consistency, &in->consistency)) return 0;
-  /* Without a sum, the clock has no state that is not here already. */
-  if (!rounds || in->members == 0) return 1;
-  if (scaled && (clock->scale < in->scale || clock->scale > in->scale)) return 0;
-  return clock->v_train == in->v_train && clock->members == in->members &&
-         clock->contributors == in->contributors &&
-         memcmp(clock_words, words, in->words * sizeof *words) == 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__clock_record *in, const uint32_t *words) {
-  uint32_t own_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__clock_record own;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &own, own_words);
-    if (mlfab__clock_joins(server, &own, own_words, in, words)) return g;
-  }
-  return MLFAB__CLOCKS;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
-                                            const uint32_t *words) {
-  uint64_t v_train = copy_here(server, in);
-  uint32_t g = mlfab__clock_match(server, in, words);
-  if (g < MLFAB__CLOCKS) return g;
-  g = mlfab__clock_new(server, v_train);
-  if (g == MLFAB__CLOCKS) return g;
-  mlfab__clock *clock = &server->clocks[g];
-  clock->sync = in->consistency;
-  clock->sync.size = sizeof clock->sync;
-  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
-  clock->contributors = in->contributors;
-  clock->round_members = in->members;
-  clock->round_scale = in->scale;
-  clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  mlfab__clock_measure(server);
-  server->untidy = 1;
-  return g;
-}
-
-/* Takes over a whole state. */
-static void copy_take(mlfab__clock *clock, const mlfab__clock_record *in) {
-  clock->sync = in->consistency;
-  clock->sync.size = sizeof clock->sync;
-  clock->v_train = in->v_train;
-  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
-  clock->contributors = in->contributors;
-  clock->round_members = in->members;
-  clock->round_scale = in->scale;
-  clock->refused_round = in->refused_round;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__clock_record *in,
-                                              const uint32_t *words) {
-  if (!first) return mlfab__clock_adopt(server, in, words);
-  copy_take(&server->clocks[0], in);
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
-  mlfab__clock_measure(server);
+  server->changes = 0;
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
-                                         uint32_t n, const uint32_t *words) {
-  uint32_t nwords = (server->workers + 31) / 32;
-  mlfab__clock_free(server);
-  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
-  for (uint32_t i = 0; i < n; i++, words += nwords) {
-    uint32_t g = clocks[i].clock;
-    server->clocks[g].used = 1;
-    copy_take(&server->clocks[g], &clocks[i]);
-    if (g >= server->ngates) server->ngates = g + 1;
-    for (uint32_t w = 0; w < server->workers; w++)
-      server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  }
-  mlfab__clock_measure(server);
-  server->untidy = n > 1;
-  mlfab__clock_members(server);
-}
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
-
-#if MLFAB_WITH_PUSH
 /* ==== core/server/queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
  *
  * A new update gets its place at the end of the queue. A policy may hold it back (`unplaced`) and give it a
@@ -18417,14 +18017,8 @@ MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
-  if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  /* With several clocks, one could let a worker's second update in while another holds back the first. */
-  for (const mlfab__incoming *u = server->ngates > 1 ? server->queue.first : NULL; u && u != update;
-       u = u->next) {
-    if (u->worker == update->worker) return 0;
-  }
-  return mlfab__clock_may_push(server, update->worker, update->push.progress,
-                               mlfab__clock_mask(server, update->segments, update->push.segments));
+  return server->phase == MLFAB__MODEL_STANDS &&
+         mlfab__clock_may_push(server, update->worker, update->push.progress);
 }
 
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
@@ -18555,20 +18149,13 @@ enum {
   APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
 
-/* An update may touch slices of several clocks: each slice has its own mode. */
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
-                                                         const mlfab__incoming *update,
-                                                         uint32_t slice) {
+                                                         const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return MLFAB__APPLY_INIT;
-  if (server->rounds >> server->store.slices[slice].clock & 1) return MLFAB__APPLY_SUM;
+  if (server->rounds) return MLFAB__APPLY_SUM;
   if (server->config->on_update || !mlfab__optimizer_adds(&server->optimizer))
     return MLFAB__APPLY_STAGE;
   return MLFAB__APPLY_DIRECT;
-}
-
-/* Does the slice's version move with this update? If not, it moves with its round. */
-static int apply_at_once(const mlfab__server *server, uint32_t slice) {
-  return !(server->rounds >> server->store.slices[slice].clock & 1);
 }
 
 /* The scale of the received bytes; 1 if the aggregator has already scaled each member. */
@@ -18580,27 +18167,17 @@ static double apply_scale(const mlfab__server *server, const mlfab__incoming *up
  * member's scale. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode, uint32_t slice) {
+                                           enum mlfab__apply_mode mode) {
   if (mode == MLFAB__APPLY_INIT || mode == MLFAB__APPLY_STAGE) return 1.0;
   if (mode == MLFAB__APPLY_DIRECT || mlfab__optimizer_linear(&server->optimizer))
     return apply_scale(server, update);
-  const mlfab__clock *clock = &server->clocks[server->store.slices[slice].clock];
+  const mlfab__clock *clock = &server->clock;
   if (clock->round_members == 0) return 1.0;
   return clock->round_scale != 0.0 ? update->push.scale / clock->round_scale : 0.0;
 }
 
-/* The clocks of the update, as bits: those that apply at once are returned, those with rounds in *sums_p. */
-static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming *update,
-                             uint32_t *sums_p) {
-  uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
-  *sums_p = mask & server->rounds;
-  return mask & ~server->rounds;
-}
-
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
-  uint32_t sums, at_once = apply_clocks(server, update, &sums);
-  int plain = !server->config->on_update && mlfab__optimizer_adds(&server->optimizer);
-  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+  return mlfab__apply_mode(server, update) == MLFAB__APPLY_STAGE;
 }
 
 /* --- leaving the queue --- */
@@ -18708,13 +18285,13 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
 static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                                uint64_t bytes) {
   mlfab__store *store = &server->store;
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   /* Data that is read again soon should stay in the cache. */
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
     apply_piece_at(server, update, bytes, &piece);
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == MLFAB__APPLY_SUM ? store->sum[p] : store->w[p];
@@ -18763,16 +18340,11 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
 static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole,
                              int *code_p) {
   mlfab__piece piece;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   *code_p = 0;
+  /* A larger factor could make products infinite: only `consume` checks products. */
+  if (!(weight >= -1.0 && weight <= 1.0)) return 0;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-    /* A larger factor could make products infinite: only `consume` checks products. */
-    if (!(weight >= -1.0 && weight <= 1.0)) {
-      update->norm2 = 0.0;
-      apply_rewind(update);
-      return 0;
-    }
     if (!mlfab__kernel_finite(piece.dtype, data, piece.count)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
@@ -18784,18 +18356,11 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
   return 1;
 }
 
-/* The block that a piece is added to. */
-static uint32_t *apply_target(mlfab__server *server, const mlfab__incoming *update,
-                              const mlfab__piece *piece) {
-  int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;
-  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
-}
-
 /* Makes private copies of all blocks before anything changes: if memory runs out, the copies do no harm. */
 static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__piece piece;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    uint32_t *place = apply_target(server, update, &piece);
+    uint32_t *place = mlfab__apply_target(server, &piece);
     if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
     int code = mlfab__blocks_fresh(server, place, *place, 1);
     if (code) return code;
@@ -18806,14 +18371,15 @@ static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const
 static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__store *store = &server->store;
   mlfab__piece piece;
-  uint64_t delay = MLFAB__NEVER; /* not known yet */
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
+  uint64_t delay = 0;
+  if (mode == MLFAB__APPLY_STAGE) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    uint8_t *w = store->blocks[*apply_target(server, update, &piece)].data + piece.at;
+    uint8_t *w = store->blocks[*mlfab__apply_target(server, &piece)].data + piece.at;
     int watch = server->watch && mode != MLFAB__APPLY_SUM;
     if (watch) memcpy(server->packed, w, piece.bytes);
     if (mode == MLFAB__APPLY_STAGE) {
-      if (delay == MLFAB__NEVER) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
       if (store->holders) store->own(server->env, store, piece.position);
@@ -18822,7 +18388,6 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
                              piece.count);
     } else {
-      double weight = mlfab__apply_weight(server, update, mode, piece.slice);
       mlfab__kernel_add_by(server->config->kernels, piece.dtype, w, w, data, weight, piece.count,
                            0);
     }
@@ -18860,7 +18425,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
       uint32_t at = update->push.versions == 1 ? 0 : seen;
       if (at >= update->push.versions) return MLFAB_ERR_ARGUMENT;
       uint64_t base = mlfab__min(update->versions[at], slice->version);
-      if (apply_at_once(server, i)) {
+      if (!server->rounds) {
         delay = mlfab__max(delay, slice->version - base);
         if (commit) slice->version += update->push.members;
         if (commit == APPLY_COMMITS) slice->commit++;
@@ -18958,9 +18523,9 @@ MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
 /* Swaps the `next` blocks into the model, or into the sum of their round. */
 static void apply_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
+  uint32_t *place = init || !server->rounds ? store->w : store->sum;
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__shard_slice *s = &store->slices[i];
-    uint32_t *place = init || apply_at_once(server, i) ? store->w : store->sum;
     for (uint32_t p = s->first; p < s->first + s->count; p++) {
       if (store->next[p] == MLFAB__NO_BLOCK) continue;
       mlfab__store_put(store, &place[p], store->next[p]);
@@ -18969,41 +18534,32 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* The first update of a round sets the scale of the sum. */
-static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *update, uint32_t sums) {
-  for (uint32_t g = 0; sums >> g != 0; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if ((sums >> g & 1) && clock->round_members == 0) clock->round_scale = update->push.scale;
-  }
-}
-
-/* All of its bytes here: also those of slices with rounds. */
-static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update,
-                                     uint32_t sums) {
+/* What an update that is applied at once will be. */
+static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;
   return (mlfab__commit){update->norm2, apply_scale(server, update), bytes,
-                         sums != 0 || bytes < server->store.bytes};
+                         bytes < server->store.bytes};
 }
 
-/* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
- * move where they were applied. */
+/* An update, or all members of a group, are in the model or in the round's sum: one commit; versions
+ * move if they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
-  uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int commit = APPLY_COMMITS;
-  if (at_once) {
+  if (!server->rounds) {
     server->stats->commits++;
-    const mlfab__commit applied = apply_commit_of(server, update, sums);
+    const mlfab__commit applied = apply_commit_of(server, update);
     if (server->keeper) server->keeper->committed(server, &applied);
+  } else if (server->clock.round_members == 0) {
+    server->clock.round_scale = update->push.scale; /* of the sum */
   }
-  if (sums) apply_open_rounds(server, update, sums);
   if (group) server->policy->end(server, update, 1);
   for (mlfab__incoming *next; update; update = next) {
     uint64_t delay = 0, version = 0;
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
-    mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
+    mlfab__apply_decide(server, update, 0, server->rounds ? server->clock.v_train : version, delay);
     commit = APPLY_JOINS;
   }
 }
@@ -19031,10 +18587,8 @@ static void apply_admitted(mlfab__server *server, mlfab__incoming *update) {
 
 MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
   mlfab__incoming *update = server->apply.head;
-  uint32_t sums;
-  int at_once = apply_clocks(server, update, &sums) != 0;
-  int asks = server->keeper && at_once && !(update->push.flags & MLFAB__PUSH_INIT);
-  const mlfab__commit commit = apply_commit_of(server, update, sums);
+  int asks = server->keeper && !server->rounds && !(update->push.flags & MLFAB__PUSH_INIT);
+  const mlfab__commit commit = apply_commit_of(server, update);
   server->apply.applying = MLFAB__APPLY_HELD;
   if (asks && !server->keeper->may(server, &commit)) return 0;
   server->apply.applying = MLFAB__APPLY_NONE;
@@ -19120,7 +18674,7 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
     apply_piece_at(server, update, UINT64_MAX, &piece);
-    if (!server->store.ghost && apply_at_once(server, piece.slice)) {
+    if (!server->store.ghost) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);
       if (server->apply.code) break;
@@ -19251,9 +18805,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
     if (!code && stands) code = apply_versions(server, update, APPLY_ASKS, &delay, NULL);
     if (!code) code = mlfab__queue_late(server, update, delay + ahead);
-    uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
-    if (!code && stands && mlfab__clock_late(server, update->worker, mask))
-      code = MLFAB_ERR_DROPPED;
+    if (!code && stands && mlfab__clock_late(server, update->worker)) code = MLFAB_ERR_DROPPED;
     if (code) return code;
     ahead += update->push.members;
     if (!group) return 0;
@@ -19356,7 +18908,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";
   if (apply_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
-  if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__clock_counts(server))
+  if (peer->queued > 0 && push->progress < peer->last_progress &&
+      mlfab__sync_counts(server->clock.sync.kind))
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
@@ -19616,12 +19169,8 @@ MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {
 
 /* ==== core/server/round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
 
-static int round_of(const mlfab__server *server, uint32_t slice) {
-  return server->store.slices[slice].clock == server->apply.clock;
-}
-
-static void round_info(const mlfab__server *server, const mlfab__clock *clock,
-                       mlfab_update_info *info) {
+static void round_info(const mlfab__server *server, mlfab_update_info *info) {
+  const mlfab__clock *clock = &server->clock;
   memset(info, 0, sizeof *info);
   info->worker = MLFAB__NO_NODE;
   info->members = clock->contributors;
@@ -19689,29 +19238,26 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
   /* Even a round that was refused may have stepped some state. */
   if (summed) mlfab__store_change(store, slice);
   if (server->apply.code || !summed) return;
-  s->version += server->clocks[server->apply.clock].round_members;
+  s->version += server->clock.round_members;
   s->commit++;
 }
 
 /* Ends the round: swaps, counts, opens the next. */
 static void round_close(mlfab__server *server) {
-  mlfab__clock *clock = &server->clocks[server->apply.clock];
+  mlfab__clock *clock = &server->clock;
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
   if (!server->apply.code && clock->round_members > 0) {
     server->stats->commits++;
     if (server->keeper) {
-      const mlfab__commit commit = server->keeper->round(server, server->apply.clock);
+      const mlfab__commit commit = server->keeper->round(server);
       server->keeper->committed(server, &commit);
     }
   }
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (round_of(server, i)) round_swap(server, i);
-  }
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed &= ~(1u << server->apply.clock);
+  for (uint32_t i = 0; i < server->store.nslices; i++) round_swap(server, i);
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
   server->apply.applying = MLFAB__APPLY_NONE;
   clock->contributors = clock->round_members = clock->measured = 0;
-  if (!clock->flush) mlfab__clock_step(server, clock);
+  if (!clock->flush) mlfab__clock_step(server);
   clock->flush = 0;
   server->queue.place_due = 1;
   server->serve.due = 1;
@@ -19719,17 +19265,15 @@ static void round_close(mlfab__server *server) {
 
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   mlfab__store *store = &server->store;
-  const mlfab__clock *clock = &server->clocks[server->apply.clock];
   mlfab_update_info info;
-  round_info(server, clock, &info);
-  double share = mlfab__clock_share(server, clock);
+  round_info(server, &info);
+  double share = mlfab__clock_share(server);
   if (mlfab__optimizer_linear(&server->optimizer) && !server->config->on_update)
     info.scale *= share;
   int plain = !server->config->on_update && mlfab__optimizer_linear(&server->optimizer) &&
               mlfab__optimizer_states(server->optimizer.kind) == 0;
   for (; server->apply.slice < store->nslices && !server->apply.code; server->apply.slice++) {
     const mlfab__shard_slice *slice = &store->slices[server->apply.slice];
-    if (!round_of(server, server->apply.slice)) continue;
     if (server->apply.position < slice->first) server->apply.position = slice->first;
     while (server->apply.position < slice->first + slice->count && !server->apply.code) {
       if (budget == 0) return 0;
@@ -19744,7 +19288,108 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   round_close(server);
   return 1;
 }
+#endif /* MLFAB_WITH_PUSH */
 
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
+/* ==== core/server/clock_copy.h - the server role: its clock as a record, for slices that move, checkpoints and replicas. */
+
+/* Describes the clock. `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
+                                       uint32_t *words);
+/* Takes a clock over, and forgets changes that wait. There are no delayed pulls. */
+MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
+                                       const uint32_t *words);
+/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
+/* Adds the workers of another server's open round, which is the same round of the same model. */
+MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__clock_record *in,
+                                        const uint32_t *words);
+/* A number of the model and its round: servers with the same number can go on with sums of each other. But if the optimizer
+ * steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
+MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock);
+MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
+                                          const mlfab__clock_record *clock);
+/* Applies the open round as it is, in one long step. V_train stays. */
+MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server);
+
+/* ==== core/server/clock_copy.c - the server role: its clock as a record. See clock_copy.h. */
+
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
+                                       uint32_t *words) {
+  const mlfab__clock *clock = &server->clock;
+  *out = (mlfab__clock_record){.contributors = clock->contributors,
+                               .members = clock->round_members,
+                               .quiet = clock->tuner.quiet,
+                               .v_train = clock->v_train,
+                               .refused_round = clock->refused_round,
+                               .threshold = clock->tuner.threshold,
+                               .scale = clock->round_scale,
+                               .consistency = clock->sync,
+                               .words = (server->workers + 31) / 32};
+  memset(words, 0, out->words * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (uint32_t)server->peers[w].contributed << w % 32;
+}
+
+MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
+                                       const uint32_t *words) {
+  mlfab__clock *clock = &server->clock;
+  clock->sync = in->consistency;
+  clock->sync.size = sizeof clock->sync;
+  clock->v_train = in->v_train;
+  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  clock->contributors = in->contributors;
+  clock->round_members = in->members;
+  clock->round_scale = in->scale;
+  clock->refused_round = in->refused_round;
+  clock->measured = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
+    server->peers[w].change.ask = 0;
+  }
+  mlfab__clock_measure(server);
+  mlfab__clock_members(server);
+}
+
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
+  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (uint32_t)mlfab__clock_lives(&server->peers[w]) << w % 32;
+}
+
+MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__clock_record *in,
+                                        const uint32_t *words) {
+  mlfab__clock *clock = &server->clock;
+  if (clock->round_members == 0) clock->round_scale = in->scale;
+  clock->round_members = mlfab__max(clock->round_members, in->members);
+  clock->contributors = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    server->peers[w].contributed |= words[w / 32] >> w % 32 & 1;
+    clock->contributors += server->peers[w].contributed;
+  }
+}
+
+MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock) {
+  mlfab__clock_record round = {.consistency = clock->consistency};
+  uint8_t meta[256];
+  if (mlfab__sync_rounds(clock->consistency.kind)) round.v_train = clock->v_train;
+  return mlfab__crc32c(0, meta, mlfab__encode_clock_record(meta, &round, NULL));
+}
+
+MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
+                                          const mlfab__clock_record *clock) {
+  int steps = clock->members > 0 && !mlfab__optimizer_linear(&server->optimizer);
+  return steps ? clock->scale : 0.0;
+}
+
+MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server) {
+  if (server->clock.round_members == 0) return;
+  mlfab__clock_close(server, 1);
+  mlfab__round_apply(server, MLFAB__NEVER);
+}
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
+
+#if MLFAB_WITH_PUSH
 /* ==== core/server/serve.c - the server role: answers pulls. See server.h.
  *
  * A pull waits until the pull condition holds. Then the server sends its segments slice by slice: it pins
@@ -19764,7 +19409,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
 
-/* It has left the buffer of the clock that it waited for. */
+/* It has left the buffer of the clock. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   server->serve.waiting--;
   pull->waiting = 0;
@@ -19803,7 +19448,7 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *serve
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
   assert(pull->request != 0);
   if (pull->waiting) {
-    mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
+    mlfab__lazy_remove(&server->clock.lazy, pull->tag);
     serve_unwait(server, pull);
   }
   mlfab__blocks_unpin(server, pull);
@@ -19833,16 +19478,15 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
 
 /* Tells the worker whom the pull waits for, so that a deadline can name it. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
-  const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
   mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
-  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
+  mlfab__clock_state(server, pull->worker, pull->progress, &state);
   wait.rank = mlfab__clock_slowest(server);
   snprintf(
       wait.text, sizeof wait.text,
       ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "
       "slowest %llu; V_train is %llu, %u of %u have pushed the next",
-      server->number, mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
+      server->number, mlfab__sync_name(server->clock.sync.kind), (unsigned long long)pull->progress,
       (unsigned long long)state.fastest, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
@@ -19880,12 +19524,12 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 
 /* --- the pull condition --- */
 
-/* Does this clock let the pull pass? `again`: the pull was delayed before. */
-static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
-  const mlfab__clock *clock = &server->clocks[g];
+/* Does the pull condition hold? `again`: the pull was delayed before. */
+static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, int again) {
+  const mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   if (clock->sync.kind == MLFAB_SYNC_ASYNC) return 1;
-  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
+  mlfab__clock_state(server, pull->worker, pull->progress, &state);
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->pull_condition(server->config->user, &state) != 0;
   uint64_t threshold = clock->tuner.threshold;
@@ -19895,38 +19539,27 @@ static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint
   return mlfab__sync_may_pull(&clock->sync, threshold, &state, draw);
 }
 
-/* Asks the clocks that the pull has not passed yet; the first that refuses delays it. 1 when all have let
- * it pass, 0 when it waits or has failed. */
+/* 1 if the pull may be answered; 0 when it waits or has failed. */
 static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
-  uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!(mask >> g & 1)) continue;
-    if (serve_may(server, pull, g, again)) {
-      pull->passed |= 1u << g;
-      continue;
-    }
-    uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
-    if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
-      mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
-      mlfab__serve_end(server, pull);
-      return 0;
-    }
-    server->serve.waiting += !pull->waiting;
-    pull->waiting = 1;
-    pull->clock = g;
+  mlfab__clock *clock = &server->clock;
+  if (serve_may(server, pull, again)) return 1;
+  uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
+  if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
+    mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+    mlfab__serve_end(server, pull);
     return 0;
   }
-  return 1;
+  server->serve.waiting += !pull->waiting;
+  pull->waiting = 1;
+  return 0;
 }
 
 /* The pull condition holds: begins to answer, or the policy holds the pull back. */
 static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) serve_unwait(server, pull);
   /* Reported once: the next pull gets the model as it is. */
-  uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
-  for (uint32_t g = 0; g < server->ngates; g++)
-    refused = mlfab__max(refused, server->clocks[g].refused_round);
+  uint64_t refused = server->clock.refused_round;
+  uint64_t told = server->peers[pull->worker].refused_told;
   if (refused != 0 && pull->progress == refused && told != refused) {
     server->peers[pull->worker].refused_told = refused;
     mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_CALLBACK,
@@ -19938,35 +19571,28 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
     mlfab__serve_begin(server, pull);
 }
 
-/* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
- * passed this clock; `changed`: they have passed no clock. */
-static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
+/* Looks at the delayed pulls that are due, and starts those that may be answered: all, if they `pass`. */
+static void serve_due(mlfab__server *server, int pass) {
   uint64_t tag;
-  while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
+  while (mlfab__lazy_pop(&server->clock.lazy, server->clock.v_train, &tag)) {
     mlfab__server_pull *pull =
         &server->peers[tag / MLFAB__SERVER_SLOTS].pulls[tag % MLFAB__SERVER_SLOTS];
-    pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
-    if (serve_pass(server, pull, 1)) serve_start(server, pull);
-  }
-}
-
-static void serve_check(mlfab__server *server) {
-  for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
-    int passes = !mlfab__sync_rechecks(&clock->sync);
-    serve_due(server, g, passes, 0);
+    if (pass || serve_pass(server, pull, 1)) serve_start(server, pull);
   }
 }
 
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   int changed = server->serve.changed, due = server->serve.due;
   server->serve.changed = server->serve.due = 0;
-  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) {
-    mlfab__lazy_wake_all(&server->clocks[g].lazy);
-    serve_due(server, g, 0, 1);
+  if (server->serve.waiting == 0) return;
+  if (changed) {
+    mlfab__lazy_wake_all(&clock->lazy);
+    serve_due(server, 0);
   }
-  if (due) serve_check(server);
+  if (!due) return;
+  if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
+  serve_due(server, !mlfab__sync_rechecks(&clock->sync));
 }
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
@@ -20008,7 +19634,6 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->attempt = 0;
   pull->waiting = pull->offered = pull->poor = 0;
   pull->view = NULL;
-  pull->passed = 0;
   pull->held = MLFAB__PULL_GOES;
 }
 
@@ -20070,7 +19695,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     serve_start(server, pull);
   } else if (pull->waiting) {
     server->stats->pulls_delayed++;
-    server->clocks[pull->clock].delayed++;
+    server->clock.delayed++;
     serve_wait(server, pull);
   }
 }
@@ -20518,7 +20143,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   uint64_t join = mlfab__clock_join(server, worker);
   peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
-  if (fresh) peer->changed = 0;
+  if (fresh) peer->changed = peer->change.ask = 0;
   mlfab__clock_members(server);
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
@@ -44926,7 +44551,7 @@ static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *upda
 static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
                               uint32_t position) {
   const mlfab__store *store = &server->store;
-  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
   uint32_t base = mode == MLFAB__APPLY_SUM ? store->sum[position] : store->w[position];
   int code = mlfab__blocks_fresh(server, &server->store.next[position], base, 1);
   if (!code && mode == MLFAB__APPLY_STAGE) sparse_apply_zero(server, update, slice, position);
@@ -44938,6 +44563,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
   const mlfab__store *store = &server->store;
   uint32_t last = MLFAB__NO_BLOCK;
   uint64_t missing = 0;
+  if (!mlfab__apply_steps(server, update)) return 0;
   for (uint32_t k = 0; k < update->push.segments; k++) {
     const mlfab__segment *segment = &update->segments[k];
     mlfab__piece piece;
@@ -44945,7 +44571,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
       mlfab__store_piece(store, segment->offset + at, segment->bytes - at, &piece);
       if (piece.position == last || store->next[piece.position] != MLFAB__NO_BLOCK) continue;
       last = piece.position;
-      missing += mlfab__apply_mode(server, update, piece.slice) == MLFAB__APPLY_STAGE;
+      missing++;
     }
   }
   return missing;
@@ -44963,12 +44589,10 @@ static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
 
 /* Adds a sum of zeros to touched slices without one: they are in the round, whatever elements packets name. */
 static int sparse_apply_sums(mlfab__server *server, const mlfab__incoming *update) {
-  for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
+  for (uint32_t k = 0, next = 0; server->rounds && k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
     for (i = i < next ? next : i; i <= last; i++) {
-      if (mlfab__apply_mode(server, update, i) != MLFAB__APPLY_SUM ||
-          !sparse_apply_unsummed(server, i))
-        continue;
+      if (!sparse_apply_unsummed(server, i)) continue;
       int code = sparse_apply_fresh(server, update, i, server->store.slices[i].first);
       if (code) return code;
     }
@@ -44994,12 +44618,12 @@ static int sparse_apply_dense(mlfab__server *server, const mlfab__incoming *upda
   const mlfab__store *store = &server->store;
   uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
   const uint8_t *data = server->packed;
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   mlfab__piece piece;
   mlfab__unpack_dense(packet, server->packed);
   for (uint64_t at = 0; at < bytes; at += piece.bytes, data += piece.bytes) {
     mlfab__store_piece(store, packet->offset + at, bytes - at, &piece);
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (store->next[piece.position] == MLFAB__NO_BLOCK) {
       int code = sparse_apply_fresh(server, update, piece.slice, piece.position);
       if (code) return code;
@@ -45016,12 +44640,13 @@ static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *updat
                              const mlfab__packet *packet) {
   const mlfab__store *store = &server->store;
   if (store->memory) return sparse_apply_dense(server, update, packet);
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   sparse_apply_walk walk;
   sparse_apply_part part;
   sparse_apply_begin(server, packet, 0, &walk);
   while (sparse_apply_next(&walk, &part)) {
     const mlfab__piece *piece = &part.piece;
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
     if (store->next[piece->position] == MLFAB__NO_BLOCK) {
       int code = sparse_apply_fresh(server, update, piece->slice, piece->position);
       if (code) return code;
@@ -45031,7 +44656,6 @@ static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *updat
       mlfab__unpack_store(&part.packet, to);
       continue;
     }
-    double weight = mlfab__apply_weight(server, update, mode, piece->slice);
     if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
     if (server->watch && mode == MLFAB__APPLY_DIRECT)
       server->sparse->piece(server, piece,
@@ -45062,14 +44686,12 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
                               int *code_p) {
   mlfab__packet packet;
   double norm2 = 0.0;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   *code_p = 0;
+  if (!(weight >= -1.0 && weight <= 1.0)) return 0;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
     if (n == 0) return 0;
-    uint32_t slice = server->store.local[mlfab__layout_slice_at(&server->layout, packet.offset)];
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
-    double weight = mlfab__apply_weight(server, update, mode, slice);
-    if (!(weight >= -1.0 && weight <= 1.0)) return 0;
     if (!mlfab__unpack_finite(&packet)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
@@ -45082,22 +44704,13 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
 
 /* Does it touch a slice whose round has no sum yet? */
 static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming *update) {
-  for (uint32_t k = 0; k < update->push.segments; k++) {
+  for (uint32_t k = 0; server->rounds && k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
     for (; i <= last; i++) {
-      if (mlfab__apply_mode(server, update, i) == MLFAB__APPLY_SUM &&
-          sparse_apply_unsummed(server, i))
-        return 1;
+      if (sparse_apply_unsummed(server, i)) return 1;
     }
   }
   return 0;
-}
-
-/* Returns the block to which a piece of the update is added. */
-static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incoming *update,
-                                     const mlfab__piece *piece) {
-  int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;
-  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
 /* Makes private copies of the blocks of all packets, part by part. Errors: MEMORY, FRAME. */
@@ -45111,7 +44724,7 @@ static int sparse_apply_own(mlfab__server *server, const mlfab__incoming *update
     if (n == 0) return MLFAB_ERR_FRAME;
     sparse_apply_begin(server, &packet, 1, &walk);
     while (sparse_apply_next(&walk, &part)) {
-      uint32_t *place = sparse_apply_target(server, update, &part.piece);
+      uint32_t *place = mlfab__apply_target(server, &part.piece);
       if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
       int code = mlfab__blocks_fresh(server, place, *place, 1);
       if (code) return code;
@@ -45127,18 +44740,16 @@ static int sparse_apply_add(mlfab__server *server, const mlfab__incoming *update
   sparse_apply_walk walk;
   sparse_apply_part part;
   uint8_t *before = server->packed + MLFAB__SPARSE_APPLY_HALF;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
     if (n == 0) return MLFAB_ERR_FRAME;
     sparse_apply_begin(server, &packet, 1, &walk);
     while (sparse_apply_next(&walk, &part)) {
       const mlfab__piece *piece = &part.piece;
-      enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
-      uint8_t *to =
-          server->store.blocks[*sparse_apply_target(server, update, piece)].data + piece->at;
-      int watch = server->watch && mode == MLFAB__APPLY_DIRECT;
+      uint8_t *to = server->store.blocks[*mlfab__apply_target(server, piece)].data + piece->at;
+      int watch = server->watch && !server->rounds;
       if (watch) memcpy(before, to, piece->bytes);
-      double weight = mlfab__apply_weight(server, update, mode, piece->slice);
       if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
       if (watch) server->sparse->piece(server, piece, before, to);
     }
@@ -45320,7 +44931,7 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
                         uint8_t *after) {
   const mlfab_model_options *options = &server->options;
   const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
-  uint64_t t = server->clocks[slice->clock].v_train + 1;
+  uint64_t t = server->clock.v_train + 1;
   if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {
     double tau = mlfab__filter_threshold(options->change_threshold, options->change_decay, t);
     mlfab__filter_change(piece->dtype, before, after, piece->count, tau);
@@ -46610,13 +46221,14 @@ enum mlfab__move_step {
 };
 typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
   uint32_t attempt, step;
+  uint32_t flush;  /* only with SEND, else 0. 1: first apply the open round as it is */
   uint32_t slices; /* only with PREPARE, else 0 */
 } mlfab__move;
 
 typedef struct
     mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
-  uint64_t offset;                      /* offset in the slice */
+  uint32_t attempt, slice, kind;  /* kind: MLFAB__IMAGE_* (image.h) */
+  uint64_t offset;                /* offset in the slice */
   uint64_t version, commit;
   uint32_t last; /* 1: the last bytes of this slice */
 } mlfab__reshard_server_bytes;
@@ -46651,10 +46263,10 @@ WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
 WIRE_META(frozen, N(attempt) N(unreached))
 WIRE_META(stop, N(attempt) N(kind))
 WIRE_META(reshard_server_bytes,
-  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
+  N(attempt) N(slice) N(kind) N(offset) N(version) N(commit) N(last))
 WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
 WIRE_LIST(freeze, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt))
-WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
+WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step) N(flush))
 WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
 /* clang-format on */
 
@@ -46687,7 +46299,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING, and waits until all its blocks
  * are back. From then on its state is fixed (no update, round, pull or change of models), whoever dies. It creates a
  * store for its new slices beside the current one. SENDING: it sends the slices that leave it (RESHARD_SERVER) to their
- * new owners: weights, optimizer state, the open round's sum, version and commit, and their clocks. Servers send only
+ * new owners: weights, optimizer state, the open round's sum, version and commit. Servers send only
  * after all are ready, so every slice reaches a server with room for it. After a link breaks, the server starts again
  * with the first slice. INSTALLING: all slices have arrived, and the attempt can no longer be aborted. Each server
  * moves the kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
@@ -46734,7 +46346,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
  * cannot reach one of them, it reports this, and the attempt aborts. ADOPT carries the definition, the present owners,
  * and the processes that server 0 counts; the workers are frozen, so these counts stay until the end. The server builds
- * the model without slices; its first clock is the first that arrives. A server without slices is absent (worker.h) for
+ * the model without slices, and takes the clock of a server that sends it slices. A server without slices is absent (worker.h) for
  * the workers until a RESUME shows its slices: they neither send updates to it nor wait for it. If it gets no slices in
  * an attempt, it may die or leave meanwhile. Server 0 goes on, and the workers drop their empty parts for it. A frozen worker that loses a server decides that only at the end of the
  * attempt, because its slices may have moved. If a server takes no part, it answers a leaderless server that it cannot
@@ -46743,9 +46355,10 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every later one, at
  * every server. Progress stays, too: a worker has the same progress at all servers (push.c). A held server loses
  * PROGRESS; a server that did not count has no progress of the workers. Every worker gets an answer to HELLO or STOP
- * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A clock moves
- * with its slices: at the new server it joins a clock at the same point, or stands beside it until both are at the same
- * point (clock.c). Version tags do not move: in a new epoch caches fetch everything. A server without slices still
+ * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A slice
+ * takes the clock of its new server. If two servers have different models, or are in different
+ * rounds, every server applies its open round as it is before it sends; else the
+ * sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
  * takes part in rounds.
  *
  * Invariants. (1) From the first MOVE of an attempt to its end, servers decide nothing. (2) A server installs only
@@ -46835,7 +46448,9 @@ typedef struct mlfab__reshard_seat {
   uint8_t dead;
   uint8_t away;   /* it takes no part */
   uint8_t adopts; /* it needs the model (ADOPT) first */
-  uint32_t gone;  /* 0; or the incarnation of the process that was declared dead */
+  uint64_t round; /* when it was prepared; so is the next (mlfab__moved) */
+  double scale;
+  uint32_t gone; /* 0; or the incarnation of the process that was declared dead */
 } mlfab__reshard_seat;
 
 typedef struct mlfab__reshard {
@@ -46858,6 +46473,7 @@ typedef struct mlfab__reshard {
   uint64_t asked_ns, deadline_ns;
   uint32_t *owners; /* owners in the attempt */
   uint32_t nowners;
+  uint32_t flush;           /* of the attempt: as in MOVE */
   mlfab__reshard_done done; /* the next answer, or the last one */
 } mlfab__reshard;
 
@@ -46983,8 +46599,24 @@ static uint32_t reshard_step(const mlfab__reshard *r) {
   }
 }
 
+/* Is there a server that cannot go on with the sums of another? */
+static int reshard_differ(const mlfab__reshard *r) {
+  uint64_t round = MLFAB__NEVER;
+  double scale = 0.0;
+  for (uint32_t s = 0; s < r->servers; s++) {
+    const mlfab__reshard_seat *at = &r->at[s];
+    if (at->away || at->round == MLFAB__NEVER) continue;
+    if (round != MLFAB__NEVER && round != at->round) return 1;
+    if (scale != 0.0 && at->scale != 0.0 && scale != at->scale) return 1;
+    round = at->round;
+    if (at->scale != 0.0) scale = at->scale;
+  }
+  return 0;
+}
+
 static void reshard_tell(mlfab__reshard *r, uint32_t server) {
-  mlfab__move move = {r->attempt, reshard_step(r), 0};
+  mlfab__move move = {.attempt = r->attempt, .step = reshard_step(r)};
+  if (move.step == MLFAB__MOVE_SEND) move.flush = r->flush;
   if (move.step == MLFAB__MOVE_PREPARE) move.slices = r->nowners;
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, r->owners);
 }
@@ -47087,6 +46719,7 @@ static void reshard_check(mlfab__reshard *r) {
   }
   if (reshard_awaits_server(r) != MLFAB_NO_RANK) return;
   if (r->phase == MLFAB__RESHARD_PREPARING) {
+    r->flush = (uint32_t)reshard_differ(r);
     reshard_go(r, MLFAB__RESHARD_SENDING);
   } else if (r->phase == MLFAB__RESHARD_SENDING) {
     reshard_go(r, MLFAB__RESHARD_INSTALLING);
@@ -47310,7 +46943,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
 
 /* Answers MOVED for an attempt that is over: the server may still be held, so it needs the outcome. */
 static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
-  mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
+  mlfab__move move = {.attempt = moved->attempt, .step = MLFAB__MOVE_ABORT};
   if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
   if (moved->attempt == r->epoch) move.step = MLFAB__MOVE_INSTALL;
   r->across.ready(r->across.self, server);
@@ -47332,6 +46965,8 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
   } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reshard_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reshard_step(r)) {
+    r->at[server].round = moved.round;
+    r->at[server].scale = moved.scale;
     r->at[server].answered = 1;
     reshard_check(r);
   }
@@ -47482,17 +47117,6 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
  * copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap their blocks and states
  * with the new store's, which replaces the old store. */
 
-typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
-  mlfab__image_part part;
-  uint32_t clock; /* index in `clocks` */
-} reshard_server_entry;
-
-typedef struct reshard_server_clock { /* a clock of arriving slices */
-  uint32_t from, target;
-  mlfab__clock_record state;
-  uint32_t *words;
-} reshard_server_clock;
-
 struct mlfab__reshard_server {
   uint32_t attempt;
   int ready, sending, answered; /* answered: it has answered SEND */
@@ -47505,11 +47129,12 @@ struct mlfab__reshard_server {
   uint64_t *ahead;
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
-  reshard_server_entry *entries; /* by slice of the new store */
-  uint32_t coming;               /* number of entries that are not complete */
-  mlfab__image_cursor *cursors;  /* by server */
-  reshard_server_clock *clocks;
-  uint32_t ngates, clocks_room, nwords;
+  mlfab__image_part *entries;   /* by slice of the new store: the bytes received of it */
+  uint32_t coming;              /* number of entries that are not complete */
+  mlfab__image_cursor *cursors; /* by server */
+  uint32_t clock_from;          /* the lowest server whose clock has come, or MLFAB__NO_NODE */
+  mlfab__clock_record clock;    /* its clock, with the open rounds of all */
+  uint32_t *words, nwords;
 };
 
 /* --- memory --- */
@@ -47518,9 +47143,7 @@ static void reshard_server_drop(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__env *env = server->env;
   if (!shift) return;
-  for (uint32_t g = 0; g < shift->ngates; g++)
-    mlfab__free(env, shift->clocks[g].words, shift->nwords * sizeof *shift->clocks[g].words);
-  mlfab__free(env, shift->clocks, shift->clocks_room * sizeof *shift->clocks);
+  mlfab__free(env, shift->words, shift->nwords * sizeof *shift->words);
   mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
   mlfab__free(env, shift->heard, shift->servers);
   mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
@@ -47542,13 +47165,15 @@ static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const u
   memset(shift, 0, sizeof *shift);
   server->move.under_way = shift;
   shift->attempt = attempt;
+  shift->clock_from = MLFAB__NO_NODE;
   shift->nwords = (server->workers + 31) / 32;
+  shift->words = mlfab__alloc_array(env, shift->nwords, sizeof *shift->words);
   shift->servers = server->servers;
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
   shift->heard = mlfab__alloc(env, server->servers);
-  if (!shift->owners || !shift->cursors || !shift->heard) {
+  if (!shift->words || !shift->owners || !shift->cursors || !shift->heard) {
     reshard_server_drop(server); /* a partial state is useless */
     return MLFAB_ERR_MEMORY;
   }
@@ -47590,14 +47215,14 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
   code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
                            &shift->layout, server->number, server->config->block_bytes,
-                           server->rounds != 0, states, options->ghost != 0);
+                           server->rounds, states, options->ghost != 0);
   if (!code && server->sparse) code = server->sparse->tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
     uint32_t number = shift->store.slices[i].number;
-    shift->entries[i].part.done = server->store.local[number] != MLFAB__NO_SLICE;
-    shift->coming += !shift->entries[i].part.done;
+    shift->entries[i].done = server->store.local[number] != MLFAB__NO_SLICE;
+    shift->coming += !shift->entries[i].done;
   }
   return 0;
 }
@@ -47609,14 +47234,25 @@ static void reshard_server_answer(mlfab__server *server) {
   MLFAB__POST(&server->move.across, 0, MLFAB__MOVED, moved, &server->move.moved);
 }
 
+/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
+ * it. */
+static int reshard_server_is_idle(const mlfab__server *server) {
+  return server->move.adopted && server->store.nslices == 0;
+}
+
 static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_t step, int code,
                                 const char *text) {
   mlfab__moved *moved = &server->move.moved;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__clock_record clock;
   memset(moved, 0, sizeof *moved);
   moved->attempt = attempt;
   moved->step = step;
   moved->server = server->number;
   moved->code = code;
+  mlfab__clock_told(server, &clock, words);
+  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock);
+  moved->scale = mlfab__clock_scale(server, &clock);
   snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
 }
@@ -47635,17 +47271,13 @@ static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   mlfab__apply_finish(server, worker);
   mlfab__apply_reset(server, worker);
   mlfab__serve_stop(server, worker);
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < server->nchanges; i++) {
-    if (server->changes[i].worker != worker) server->changes[kept++] = server->changes[i];
-  }
-  server->nchanges = kept;
+  server->peers[worker].change.ask = 0;
 }
 
 /* Sends a HELLO_ACK that answers no HELLO. */
 static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
-  /* Slices with another consistency model may have arrived. */
+  /* A server that has got its first slices has another consistency model now. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
   mlfab__server_hello_ack(server, worker, MLFAB__ACK_STOP, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
@@ -47708,8 +47340,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t t
   mlfab__image_cursor cursor = shift->cursors[to];
   if (!reshard_server_seek(server, to, &cursor, &chunk)) return 0;
   const mlfab__shard_slice *s = &server->store.slices[chunk.slice];
-  mlfab__reshard_server_bytes head = {shift->attempt, s->number,  s->clock,  chunk.kind,
-                                      chunk.offset,   s->version, s->commit, (uint32_t)chunk.last};
+  mlfab__reshard_server_bytes head = {shift->attempt, s->number, chunk.kind,          chunk.offset,
+                                      s->version,     s->commit, (uint32_t)chunk.last};
   frame->type = MLFAB__RESHARD_SERVER;
   frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
   frame->bulk = mlfab__memory_see(server->store.memory, chunk.data, chunk.bytes, server->window);
@@ -47726,18 +47358,14 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t
   cursor->offset += frame->bulk_bytes;
 }
 
-/* Sends the clocks to `to`, before the slices that use them. */
-static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
+/* Sends the clock to `to`, before the slices. */
+static void reshard_server_tell_clock(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  struct mlfab__reshard_server *shift = server->move.under_way;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock_record state;
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &state, words);
-    state.attempt = shift->attempt;
-    MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
-                     MLFAB__RESHARD_SERVER_CLOCK, clock_record, &state, words);
-  }
+  mlfab__clock_record clock;
+  mlfab__clock_told(server, &clock, words);
+  clock.attempt = server->move.under_way->attempt;
+  MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
+                   MLFAB__RESHARD_SERVER_CLOCK, clock_record, &clock, words);
 }
 
 MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to) {
@@ -47748,7 +47376,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to
   if (!shift) return;
   memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
   if (!mlfab__reshard_server_wants(server, to)) return;
-  reshard_server_tell_clocks(server, to);
+  reshard_server_tell_clock(server, to);
   server->move.across.ready(server->move.across.self, to);
 }
 
@@ -47757,7 +47385,7 @@ static void reshard_server_send(mlfab__server *server) {
   shift->sending = 1;
   for (uint32_t s = 0; s < server->servers; s++) {
     if (s == server->number || !mlfab__reshard_server_wants(server, s)) continue;
-    reshard_server_tell_clocks(
+    reshard_server_tell_clock(
         server, s); /* without a link this is lost: mlfab__reshard_server_up repeats it */
     server->move.across.ready(server->move.across.self, s);
   }
@@ -47765,39 +47393,25 @@ static void reshard_server_send(mlfab__server *server) {
 
 /* --- slices to receive --- */
 
-static reshard_server_clock *reshard_server_find_clock(struct mlfab__reshard_server *shift,
-                                                       uint32_t from, uint32_t clock) {
-  for (uint32_t i = 0; i < shift->ngates; i++) {
-    if (shift->clocks[i].from == from && shift->clocks[i].state.clock == clock)
-      return &shift->clocks[i];
-  }
-  return NULL;
-}
-
+/* Adds the open round of `from` to those that have come. A server that has joined, without slices, will take the clock of the
+ * lowest server that sends it slices. */
 static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
                                      const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__clock_record state;
-  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &state, words))
+  mlfab__clock_record clock;
+  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &clock, words))
     return MLFAB_ERR_FRAME;
-  if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
-  state.consistency.size = sizeof state.consistency;
-  if (state.words != shift->nwords || state.clock >= MLFAB__CLOCKS ||
-      mlfab__sync_check(&state.consistency, server->workers, NULL))
+  if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
+  clock.consistency.size = sizeof clock.consistency;
+  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
-  if (reshard_server_find_clock(shift, from, state.clock)) return 0;
-  reshard_server_clock *more =
-      mlfab__grow(server->env, shift->clocks, &shift->clocks_room, shift->ngates + 1, sizeof *more);
-  if (!more) return MLFAB_ERR_MEMORY;
-  shift->clocks = more;
-  reshard_server_clock *clock = &shift->clocks[shift->ngates];
-  clock->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *clock->words);
-  if (!clock->words) return MLFAB_ERR_MEMORY;
-  memcpy(clock->words, words, shift->nwords * sizeof *words);
-  clock->from = from;
-  clock->state = state;
-  shift->ngates++;
+  for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
+  mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
+  sum.scale = clock.members > 0 ? clock.scale : shift->clock.scale;
+  sum.members = mlfab__max(clock.members, shift->clock.members);
+  shift->clock = sum;
+  shift->clock_from = mlfab__min(shift->clock_from, from);
   return 0;
 }
 
@@ -47813,19 +47427,17 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
       server->layout.slices[head.slice].server != from)
     return MLFAB_ERR_FRAME;
   uint32_t local = store->local[head.slice];
-  reshard_server_entry *entry = &shift->entries[local];
-  const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
-  if (entry->part.done) return 0;
-  if (!clock) return MLFAB_ERR_FRAME;
+  mlfab__image_part *part = &shift->entries[local];
+  if (part->done) return 0;
+  if (shift->clock_from > from) return MLFAB_ERR_FRAME; /* its clock has not come */
   /* The states may be absent: perhaps only one of the two servers has a callback that applies updates. */
   const mlfab__image_chunk chunk = {.slice = local,
                                     .kind = head.kind,
                                     .offset = head.offset,
                                     .bytes = frame->bulk_bytes,
                                     .last = head.last != 0};
-  int code = mlfab__image_take(server->env, store, &entry->part, &chunk, frame->bulk);
-  if (code || !entry->part.done) return code;
-  entry->clock = (uint32_t)(clock - shift->clocks);
+  int code = mlfab__image_take(server->env, store, part, &chunk, frame->bulk);
+  if (code || !part->done) return code;
   store->slices[local].version = head.version;
   store->slices[local].commit = head.commit;
   shift->coming--;
@@ -47845,46 +47457,6 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
- * it. */
-static int reshard_server_is_idle(const mlfab__server *server) {
-  return server->move.adopted && server->store.nslices == 0;
-}
-
-/* Does a slice arrive with this clock? */
-static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
-  const struct mlfab__reshard_server *shift = server->move.under_way;
-  for (uint32_t i = 0; i < shift->store.nslices; i++) {
-    int kept = server->store.local[shift->store.slices[i].number] != MLFAB__NO_SLICE;
-    if (!kept && shift->entries[i].clock == clock) return 1;
-  }
-  return 0;
-}
-
-/* Does it join a clock that is here, or a clock that arrives before it? */
-static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
-  const struct mlfab__reshard_server *shift = server->move.under_way;
-  const reshard_server_clock *in = &shift->clocks[clock];
-  for (uint32_t i = 0; i < clock; i++) {
-    const reshard_server_clock *earlier = &shift->clocks[i];
-    if (reshard_server_comes(server, i) &&
-        mlfab__clock_joins(server, &earlier->state, earlier->words, &in->state, in->words))
-      return 1;
-  }
-  return !reshard_server_is_idle(server) &&
-         mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
-}
-
-/* Does the server stay within the permitted number of models? */
-static int reshard_server_fits(const mlfab__server *server) {
-  uint32_t n = 0;
-  for (uint32_t g = 0; g < server->ngates && !reshard_server_is_idle(server); g++)
-    n += (uint32_t)server->clocks[g].used;
-  for (uint32_t i = 0; i < server->move.under_way->ngates; i++)
-    n += reshard_server_comes(server, i) && !reshard_server_is_known(server, i);
-  return n <= MLFAB__CLOCKS;
-}
-
 static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   uint8_t *c = *a;
   *a = *b;
@@ -47898,7 +47470,6 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   const mlfab__shard_slice *old = &from->slices[from->local[s->number]];
   s->version = old->version;
   s->commit = old->commit;
-  s->clock = old->clock;
   assert(from->block_bytes == to->block_bytes);
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
@@ -47966,19 +47537,15 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
 static void reshard_server_install(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__store *store = &shift->store;
-  int first = reshard_server_is_idle(server); /* its own clock has no slice */
-  for (uint32_t g = 0; g < shift->ngates; g++) {
-    if (!reshard_server_comes(server, g)) continue;
-    shift->clocks[g].target =
-        mlfab__clock_restore(server, first, &shift->clocks[g].state, shift->clocks[g].words);
-    first = 0;
+  if (shift->clock_from != MLFAB__NO_NODE) {
+    if (reshard_server_is_idle(server)) mlfab__clock_take(server, &shift->clock, shift->words);
+    mlfab__clock_unite(server, &shift->clock, shift->words);
   }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {
       reshard_server_keep(server, store, i);
     } else {
-      s->clock = (uint8_t)shift->clocks[shift->entries[i].clock].target;
       server->stats->slices_moved++;
       server->stats->bytes_moved += s->bytes;
     }
@@ -47988,7 +47555,6 @@ static void reshard_server_install(mlfab__server *server) {
   }
   store->changes = server->store.changes + 1;
   reshard_server_replace(server, shift);
-  mlfab__clock_tidy(server);
   server->norm_commits = 0;
   server->epoch = shift->attempt;
 }
@@ -48032,9 +47598,10 @@ static int reshard_server_quiet(const mlfab__server *server) {
  * different models, or when workers joined while the servers were at different rounds. Then the round closes without
  * them. If the servers agree, it cannot happen: another server decided the update after all workers had pushed to the
  * round before, so their updates come here first. */
-static int reshard_server_forces(mlfab__server *server, const mlfab__clock *clock) {
+static int reshard_server_forces(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
+  if (!server->rounds || server->tally.stopped == 0) return 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
     waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
@@ -48068,12 +47635,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
     if (reshard_server_quiet(server)) reshard_server_prepare(server);
   } else if (shift->sending && shift->coming == 0 && !shift->answered) {
     shift->answered = 1;
-    if (reshard_server_fits(server)) {
-      reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
-    } else {
-      reshard_server_failed(server, MLFAB__MOVE_SEND, MLFAB_ERR_LIMIT,
-                            "would have more than 8 consistency models");
-    }
+    reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
   }
 }
 
@@ -48170,7 +47732,7 @@ static void reshard_server_tick(mlfab__server *server) {
   if (!shift->leaderless) {
     const mlfab__moved *moved = &server->move.moved;
     if (moved->attempt == shift->attempt)
-      reshard_server_say(server, 0, moved->attempt, moved->step, moved->code);
+      MLFAB__POST(&server->move.across, 0, MLFAB__MOVED, moved, moved);
     return;
   }
   for (uint32_t s = 0; s < server->servers; s++) {
@@ -48328,7 +47890,9 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
       break;
     case MLFAB__MOVE_SEND:
       if (!ours) reshard_server_unknown(server, &move);
-      if (ours && shift->ready && !shift->sending) reshard_server_send(server);
+      if (!ours || !shift->ready || shift->sending) break;
+      if (move.flush) mlfab__clock_flush(server);
+      reshard_server_send(server);
       break;
     case MLFAB__MOVE_INSTALL:
       if (!ours) reshard_server_unknown(server, &move);
@@ -48412,7 +47976,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   mlfab__sync_change *change = &worker->change;
   if (!change->request || !change->all) return;
-  /* Otherwise a slice that moves from a server without the change to a server with it would miss it. */
+  /* Otherwise a server that has got its first slices from a server without the change would miss it. */
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -50358,7 +49922,7 @@ typedef struct mlfab__checkpoint_peer { /* PEER: a worker's data that only a cop
 } mlfab__checkpoint_peer;
 
 typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
-  uint32_t slice, clock;                 /* number in the layout; number of an earlier CLOCK */
+  uint32_t slice;                        /* number in the layout */
   uint64_t version, commit;
 } mlfab__checkpoint_slice;
 
@@ -50389,7 +49953,7 @@ WIRE_META(checkpoint_head,
   N(number) N(server) N(servers) N(workers) N(epoch) N(slices) N(owned))
 WIRE_META(checkpoint_worker, N(worker) N(incarnation) N(top) A(applied) A(dropped) N(pushed))
 WIRE_META(checkpoint_peer, N(worker) N(flags) N(decided) N(changed) N(taken) N(significance))
-WIRE_META(checkpoint_slice, N(slice) N(clock) N(version) N(commit))
+WIRE_META(checkpoint_slice, N(slice) N(version) N(commit))
 WIRE_META(checkpoint_bytes, N(slice) N(kind) N(offset) N(last))
 WIRE_META(checkpoint_end, N(records))
 /* clang-format on */
@@ -50405,13 +49969,13 @@ WIRE_META(checkpoint_end, N(records))
  * server. A file is a sequence of records; all numbers are little-endian:
  *
  *    0  u32 magic "MLCK"            16  u32 meta bytes
- *    4  u16 format, 1               20  u32 bulk bytes
+ *    4  u16 format, 2               20  u32 bulk bytes
  *    6  u16 type                    24  u64 set
  *    8  u32 index in its file       32  u32 CRC32C of meta and bulk
  *   12  u32 zero                    36  u32 CRC32C of the 36 bytes before
  *   40  meta (state.h), then bulk
  *
- * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
+ * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
  *
  * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half a random
@@ -50422,7 +49986,7 @@ WIRE_META(checkpoint_end, N(records))
  * Invariant: any change of any byte of a file, and any other length, is an error of record_open, or a wrong chain or
  * length. */
 
-enum { MLFAB__RECORD_FORMAT = 1, MLFAB__RECORD_BYTES = 40 };
+enum { MLFAB__RECORD_FORMAT = 2, MLFAB__RECORD_BYTES = 40 };
 
 /* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
 MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);
@@ -50593,7 +50157,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
  *    FREE --pin--> PINNED --next ... next--> OVER --unpin--> FREE
  *
  * A moment has all slices of the server, or the slices that changed since an earlier moment: `at` of one moment is
- * `since` of the next. It always has all clocks and workers.
+ * `since` of the next. It always has the clock and all workers.
  *
  * Invariants. (1) The state belongs to one moment between two commits: if it contains an update, its windows, versions
  * and optimizer state contain it, too. (2) The bytes of a record stay valid and unchanged until its slice is given
@@ -50601,7 +50165,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 
 struct mlfab__server;
 
-enum { MLFAB__MOMENT_META = 16384, MLFAB__MOMENT_CLOCKS = 8 };
+enum { MLFAB__MOMENT_META = 16384 };
 
 typedef struct mlfab__moment_room { /* numbers of elements that fit the arrays */
   uint32_t positions, slices, owned, states, tensors, workers, peers;
@@ -50625,8 +50189,8 @@ typedef struct mlfab__moment {
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers; /* NULL unless complete */
-  mlfab__clock_record clocks[MLFAB__MOMENT_CLOCKS];
-  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
+  mlfab__clock_record clock;
+  uint32_t *words, nwords;
   mlfab__moment_room room;
   /* State of next(). */
   int step;
@@ -50661,7 +50225,7 @@ MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment);
 enum {
   MOMENT_HEAD,
   MOMENT_DEFINE,
-  MOMENT_CLOCKS,
+  MOMENT_CLOCK,
   MOMENT_WORKERS,
   MOMENT_PEERS,
   MOMENT_IMAGE,
@@ -50669,7 +50233,6 @@ enum {
   MOMENT_OVER
 };
 
-_Static_assert((int)MLFAB__CLOCKS == (int)MLFAB__MOMENT_CLOCKS, "room for all clocks");
 _Static_assert(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX <= MLFAB__MOMENT_META,
                "a clock with its words is the largest meta");
 
@@ -50688,7 +50251,7 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->table, (size_t)room->tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
   mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
-  mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  mlfab__free(env, moment->words, moment->nwords * sizeof *moment->words);
   mlfab__free_aligned(env, moment->window, MLFAB_BULK_MAX);
   int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
@@ -50730,7 +50293,7 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->table, wanted.tensors * MLFAB__TENSOR_INFO_BYTES, 1)
   MOMENT_ALLOC(moment->workers, wanted.workers, 1)
   MOMENT_ALLOC(moment->peers, wanted.peers, 1)
-  MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
+  MOMENT_ALLOC(moment->words, moment->nwords, 1)
 #undef MOMENT_ALLOC
   if (!code && store->memory) {
     moment->window = mlfab__alloc_aligned(env, MLFAB_BULK_MAX);
@@ -50818,13 +50381,7 @@ static void moment_hold_workers(mlfab__moment *moment) {
     memcpy(to->applied, window->applied, sizeof to->applied);
     memcpy(to->dropped, window->dropped, sizeof to->dropped);
   }
-  moment->nclocks = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &moment->clocks[moment->nclocks],
-                      moment->words + moment->nclocks * moment->nwords);
-    moment->nclocks++;
-  }
+  mlfab__clock_told(server, &moment->clock, moment->words);
 }
 
 MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
@@ -50840,7 +50397,7 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
     positions += store->slices[i].count;
   }
   if (moment_room(moment) ||
-      mlfab__store_hold(env, store, &moment->holder, positions, server->rounds != 0))
+      mlfab__store_hold(env, store, &moment->holder, positions, server->rounds))
     return MLFAB_ERR_MEMORY;
   moment->at = store->changes;
   moment->head = (mlfab__checkpoint_head){.number = moment->at,
@@ -50884,7 +50441,7 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
     return 0;
   const mlfab__shard_slice *s = &view->slices[chunk.slice];
   if (moment->announced <= chunk.slice) {
-    const mlfab__checkpoint_slice slice = {s->number, s->clock, s->version, s->commit};
+    const mlfab__checkpoint_slice slice = {s->number, s->version, s->commit};
     moment->announced = chunk.slice + 1;
     record->type = MLFAB__RECORD_SLICE;
     return mlfab__encode_checkpoint_slice(meta, &slice);
@@ -50910,11 +50467,9 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
       record->bulk = moment->table;
       record->bulk_bytes = moment->define.tensors * MLFAB__TENSOR_INFO_BYTES;
       return i == 0 ? mlfab__encode_define(meta, &moment->define) : 0;
-    case MOMENT_CLOCKS:
+    case MOMENT_CLOCK:
       record->type = MLFAB__RECORD_CLOCK;
-      if (i >= moment->nclocks) return 0;
-      return mlfab__encode_clock_record(meta, &moment->clocks[i],
-                                        moment->words + i * moment->nwords);
+      return i == 0 ? mlfab__encode_clock_record(meta, &moment->clock, moment->words) : 0;
     case MOMENT_WORKERS:
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;
@@ -51939,25 +51494,23 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 /* ==== core/checkpoint/reader.h - the records of a shard, one after another: their form and their order (state.h).
  *
- *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
+ *    HEAD -> DEFINE -> CLOCK -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
  * The user checks and uses the content of the records (restore.c, collect.c).
  *
- * Invariants. (1) Each accepted record parses, and is the next record of its shard. (2) A slice's clock has come
- * before, and its image follows it. (3) END counts the records and the slices that came. */
-
-enum { MLFAB__READER_CLOCKS = 8 };
+ * Invariants. (1) Each accepted record parses, and is the next record of its shard. (2) The clock comes
+ * before the slices, and each slice's image follows it. (3) END counts the records and the slices that came. */
 
 /* Before HEAD: zeros, except `set` and `model`. */
 typedef struct mlfab__reader {
-  uint64_t set;                        /* set of all records */
-  uint32_t model;                      /* number of slices of the model: above all slice numbers */
-  uint32_t index;                      /* index of the next record */
-  uint16_t last;                       /* type of the last record */
-  uint32_t owned;                      /* number of owned slices, from HEAD */
-  uint32_t slices;                     /* SLICE records so far */
-  uint32_t slice;                      /* number of the last slice */
-  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: the clock has come */
+  uint64_t set;    /* set of all records */
+  uint32_t model;  /* number of slices of the model: above all slice numbers */
+  uint32_t index;  /* index of the next record */
+  uint16_t last;   /* type of the last record */
+  uint32_t owned;  /* number of owned slices, from HEAD */
+  uint32_t slices; /* SLICE records so far */
+  uint32_t slice;  /* number of the last slice */
+  int clocked;     /* the clock has come */
 } mlfab__reader;
 
 /* A record, decoded. */
@@ -51986,8 +51539,6 @@ static inline int mlfab__reader_ended(const mlfab__reader *reader) {
 
 /* ==== core/checkpoint/reader.c - checks and decodes the records of a shard. See reader.h. */
 
-_Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
-
 /* --- records: return NULL, or a text that names the fault --- */
 
 static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *record,
@@ -52011,10 +51562,8 @@ static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record 
   if (mlfab__decode_clock_record(record->meta, record->meta_bytes, clock, item->words))
     return "a clock does not parse";
   clock->consistency.size = sizeof clock->consistency;
-  if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||
-      mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL))
-    return "a clock is impossible";
-  reader->known[clock->clock] = 1;
+  if (mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL)) return "a clock is impossible";
+  reader->clocked = 1;
   return NULL;
 }
 
@@ -52036,8 +51585,7 @@ static const char *reader_peer(const mlfab__file_record *record, mlfab__checkpoi
 static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__checkpoint_slice *slice) {
   if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
-      slice->slice >= reader->model || slice->clock >= MLFAB__CLOCKS ||
-      !reader->known[slice->clock])
+      slice->slice >= reader->model || !reader->clocked)
     return "a slice's record is impossible";
   reader->slices++;
   reader->slice = slice->slice;
@@ -52068,9 +51616,8 @@ static int reader_rank(uint16_t type) {
 /* May a record of this type follow? */
 static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
   uint16_t last = reader->last;
-  int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
-                type == MLFAB__RECORD_PEER || type == MLFAB__RECORD_SLICE ||
-                type == MLFAB__RECORD_IMAGE;
+  int repeats = type == MLFAB__RECORD_WORKER || type == MLFAB__RECORD_PEER ||
+                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
   if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_PEER)
     return "it has a record of an unknown kind";
   if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";
@@ -52138,7 +51685,8 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
  *
  * CHECKS reads all shards, so that no server starts to load a checkpoint that another server would refuse. The model
  * must have as many slices as the checkpoint; the present number of servers determines the owner of each. Each server
- * takes its slices, with their clocks, from any shard that has them (mlfab__clock_restore). Windows are checked, and
+ * takes its slices from any shard that has them, and the clock of one of these shards. If their open rounds differ, it applies them
+ * as they are. Windows are checked, and
  * not used: after a restart of the fabric all workers are new processes, whose windows are empty (windows.h).
  *
  * Invariants. (1) Only a whole checkpoint is loaded. (2) Until the model stands, the server has none: after an error
@@ -52182,11 +51730,10 @@ typedef struct mlfab__restore {
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                 /* by worker */
-  int clocked;                                      /* a clock has been restored */
-  mlfab__clock_record clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
-  uint32_t *words, nwords;                          /* nwords for each clock */
-  uint32_t target[MLFAB__READER_CLOCKS]; /* the clock here; MLFAB__NO_SLICE: not restored yet */
+  uint64_t *pushed; /* by worker */
+  int clocked;      /* a clock has been restored: 1; the present shard's has been looked at: 2 */
+  mlfab__clock_record clock; /* the present shard's */
+  uint32_t *words, nwords;
 } mlfab__restore;
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
@@ -52218,7 +51765,7 @@ static void restore_forget(mlfab__restore *restore) {
   mlfab__free(env, restore->table, restore->table_bytes);
   mlfab__free(env, restore->parts, restore->nparts * sizeof *restore->parts);
   mlfab__free(env, restore->pushed, restore->server->workers * sizeof *restore->pushed);
-  mlfab__free(env, restore->words, MLFAB__CLOCKS * restore->nwords * sizeof *restore->words);
+  mlfab__free(env, restore->words, restore->nwords * sizeof *restore->words);
   restore->seen = restore->table = NULL;
   restore->parts = NULL;
   restore->pushed = NULL;
@@ -52290,7 +51837,7 @@ static void restore_open(mlfab__restore *restore) {
   restore->reader = (mlfab__reader){.set = restore->set, .model = restore->manifest.slices};
   restore->chain = 0;
   restore->offset = 0;
-  memset(restore->target, 0xff, sizeof restore->target);
+  if (restore->clocked) restore->clocked = 1;
   mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
                      restore->manifest.shards);
   restore_read(restore);
@@ -52407,27 +51954,38 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
-/* Installs a clock of the shard file being read, unless it is installed already. */
-static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
+/* Takes the clock of the shard file being read, if it is the first, or of another model or round; sums that are loaded are
+ * then applied as they are. Else adds the workers of its open round. */
+static void restore_clock_here(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
-  if (restore->target[g] != MLFAB__NO_SLICE) return;
-  restore->target[g] = mlfab__clock_restore(server, !restore->clocked, &restore->clocks[g],
-                                            restore->words + g * restore->nwords);
-  restore->clocked = 1;
-  if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
+  const mlfab__clock_record *in = &restore->clock;
+  mlfab__clock_record here;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  if (restore->clocked == 2) return;
+  mlfab__clock_told(server, &here, words);
+  double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
+  int joins = restore->clocked && mlfab__clock_round(&here) == mlfab__clock_round(in) &&
+              !(scale != 0.0 && other != 0.0 && scale != other);
+  restore->clocked = 2;
+  if (joins) {
+    mlfab__clock_unite(server, in, restore->words);
+  } else {
+    mlfab__clock_flush(server);
+    mlfab__clock_take(server, in, restore->words);
+  }
 }
 
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
   mlfab__clock_record *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
-  /* The number of workers may have changed. The memory is zero behind the words. */
-  uint32_t *to = restore->words + clock->clock * restore->nwords;
-  memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
+  /* The number of workers may have changed. */
+  memset(restore->words, 0, restore->nwords * sizeof *restore->words);
+  memcpy(restore->words, item->words,
+         mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
-  restore->clocks[clock->clock] = *clock;
-  /* A server without slices has one clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked)
-    restore_clock_here(restore, clock->clock);
+  restore->clock = *clock;
+  /* A server without slices has a clock, too. */
+  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
@@ -52442,11 +52000,9 @@ static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoin
   mlfab__store *store = &restore->server->store;
   uint32_t local = store->local[slice->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
-  restore_clock_here(restore, slice->clock);
-  if (restore->code) return NULL;
+  restore_clock_here(restore);
   store->slices[local].version = slice->version;
   store->slices[local].commit = slice->commit;
-  store->slices[local].clock = (uint8_t)restore->target[slice->clock];
   if (store->tags) store->tags->moved(store, local);
   return NULL;
 }
@@ -52577,8 +52133,7 @@ static void restore_load(mlfab__restore *restore) {
   restore->nwords = (server->workers + 31) / 32;
   restore->nparts = server->store.nslices;
   restore->pushed = mlfab__alloc_array(restore->env, server->workers, sizeof *restore->pushed);
-  restore->words =
-      mlfab__alloc_array(restore->env, MLFAB__CLOCKS * restore->nwords, sizeof *restore->words);
+  restore->words = mlfab__alloc_array(restore->env, restore->nwords, sizeof *restore->words);
   if (restore->nparts > 0)
     restore->parts = mlfab__alloc_array(restore->env, restore->nparts, sizeof *restore->parts);
   if (!restore->pushed || !restore->words || (restore->nparts > 0 && !restore->parts)) {
@@ -52663,10 +52218,8 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     at += n;
     left -= (uint64_t)n;
   }
-  if (restore->code == MLFAB_ERR_MEMORY) {
+  if (restore->code) {
     restore_no_memory(restore);
-  } else if (restore->code) {
-    restore_refuse(restore, restore->code, "there are more than 8 consistency models");
   } else if (why) {
     restore_bad(restore, why);
   } else if (event->bulk_bytes == RESTORE_READ) {
@@ -52741,7 +52294,7 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
  * state in memory that changes places with the store's. So after the first moment it allocates little or nothing.
  *
  * Invariants. (1) Until install the server stays as it was, except for spare blocks. (2) install cannot fail. It gives
- * the server the other server's state of one moment: weights, state, versions, sums of open rounds, clocks, windows of
+ * the server the other server's state of one moment: weights, state, versions, sums of open rounds, clock, windows of
  * decided updates, progress, epoch. */
 
 struct mlfab__server;
@@ -52774,9 +52327,9 @@ typedef struct mlfab__collect {
   mlfab__collect_slice *slices;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers;
-  mlfab__clock_record clocks[MLFAB__READER_CLOCKS];
-  uint32_t *words;                /* nwords for each clock */
-  uint32_t nclocks, came, npeers; /* came: number of WORKER records so far */
+  mlfab__clock_record clock;
+  uint32_t *words;       /* nwords of the clock */
+  uint32_t came, npeers; /* came: number of WORKER records so far */
 } mlfab__collect;
 
 /* Begins a stream with the changes since the sender's moment `since`, or with everything (0). Voids the records
@@ -52820,7 +52373,7 @@ static void collect_drop(mlfab__collect *collect) {
   mlfab__free(env, collect->slices, collect->nslices * sizeof *collect->slices);
   mlfab__free(env, collect->workers, collect->nworkers * sizeof *collect->workers);
   mlfab__free(env, collect->peers, collect->nworkers * sizeof *collect->peers);
-  mlfab__free(env, collect->words, MLFAB__READER_CLOCKS * collect->nwords * sizeof *collect->words);
+  mlfab__free(env, collect->words, collect->nwords * sizeof *collect->words);
   collect->w = collect->sum = collect->words = NULL;
   collect->s0 = collect->s1 = NULL;
   collect->slices = NULL;
@@ -52859,7 +52412,7 @@ static int collect_room(mlfab__collect *collect) {
   COLLECT_ALLOC(collect->slices, store->nslices, 1)
   COLLECT_ALLOC(collect->workers, server->workers, 1)
   COLLECT_ALLOC(collect->peers, server->workers, 1)
-  COLLECT_ALLOC(collect->words, MLFAB__READER_CLOCKS * collect->nwords, 1)
+  COLLECT_ALLOC(collect->words, collect->nwords, 1)
 #undef COLLECT_ALLOC
   if (code) {
     collect_drop(collect);
@@ -52896,7 +52449,7 @@ MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *e
   collect->phase = MLFAB__COLLECT_TAKES;
   collect->since = since;
   memset(&collect->reader, 0, sizeof collect->reader);
-  collect->nclocks = collect->came = collect->npeers = 0;
+  collect->came = collect->npeers = 0;
 }
 
 /* --- records: 0, or an error --- */
@@ -52978,9 +52531,8 @@ static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
   int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
   if (code) return code;
-  memcpy(collect->words + collect->nclocks * collect->nwords, item->words,
-         collect->nwords * sizeof *collect->words);
-  collect->clocks[collect->nclocks++] = *clock;
+  memcpy(collect->words, item->words, collect->nwords * sizeof *collect->words);
+  collect->clock = *clock;
   return 0;
 }
 
@@ -53070,17 +52622,14 @@ static int collect_image(mlfab__collect *collect, const mlfab__checkpoint_bytes 
 
 /* Has everything arrived? */
 static int collect_end(mlfab__collect *collect, mlfab_error *error) {
-  const mlfab__store *store = &collect->server->store;
   const char *text = NULL;
-  if (collect->nclocks == 0) text = "it has no clock";
+  if (!collect->reader.clocked) text = "it has no clock";
   if (collect->came != collect->nworkers || collect->npeers != collect->nworkers)
     text = "some worker is missing";
   for (uint32_t i = 0; i < collect->nslices && !text; i++) {
     const mlfab__collect_slice *slice = &collect->slices[i];
     if (slice->comes && !slice->part.done) text = "the bytes of a slice are not all there";
     if (!slice->comes && collect->since == 0) text = "a slice is missing";
-    if (!slice->comes && !collect->reader.known[store->slices[i].clock])
-      text = "the clock of a slice is missing";
   }
   return text ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text) : 0;
 }
@@ -53154,7 +52703,6 @@ static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
   }
   s->version = is->version;
   s->commit = is->commit;
-  s->clock = (uint8_t)is->clock;
   mlfab__store_change(store, i);
   /* All bytes may have changed. */
   if (store->tags) store->tags->moved(store, i);
@@ -53192,7 +52740,7 @@ MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
     if (collect->slices[i].comes) collect_install_slice(collect, i);
   }
   collect_install_workers(collect);
-  mlfab__clock_mirror(server, collect->clocks, collect->nclocks, collect->words);
+  mlfab__clock_take(server, &collect->clock, collect->words);
   server->epoch = collect->head.epoch;
   server->norm_commits = 0;
   server->phase = MLFAB__MODEL_STANDS;
@@ -54857,18 +54405,16 @@ static double keeper_squares(const mlfab__server *server, const mlfab__shard_sli
   return squares;
 }
 
-static mlfab__commit keeper_round(mlfab__server *server, uint32_t clock) {
+static mlfab__commit keeper_round(mlfab__server *server) {
   const mlfab__store *store = &server->store;
-  mlfab__clock *round = &server->clocks[clock];
+  mlfab__clock *round = &server->clock;
   double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
-  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server), 0, 0};
   int measures = round->measured != round->round_members && !store->ghost;
   if (measures) round->squares = 0.0, round->part = 0;
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__shard_slice *s = &store->slices[i];
     int summed = 0;
-    commit.part |= s->clock != clock;
-    if (s->clock != clock) continue;
     commit.elements += s->bytes;
     if (!measures) continue;
     round->squares += keeper_squares(server, s, &summed);
@@ -56436,7 +55982,7 @@ MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
  * is silent for 5 beats, or has not got a moment within silent_death_ns.
  *
  * Promotion. The partly collected moment is void, and the server role begins with the last complete one: windows,
- * clocks, optimizer. Workers say HELLO, and
+ * clock, optimizer. Workers say HELLO, and
  *  - send those updates again that the server's windows do not show as decided (../worker/push.c, resync);
  *  - count their lost updates (reported as applied): at most div_max of them; their progress goes on without these
  *    (PROGRESS), so that rounds do not wait for them;
@@ -57736,8 +57282,8 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t r
     case MLFAB__RESHARD_SERVER:
       transfer->what = MLFAB__TRACE_SLICE;
       transfer->number = trace_u32(f, 4);
-      transfer->arrow = trace_u64(f, 16) == 0;
-      extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 12); /* attempt, kind */
+      transfer->arrow = trace_u64(f, 12) == 0;
+      extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 8); /* attempt, kind */
       break;
     default:
       break;
@@ -62639,8 +62185,7 @@ MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
     case MLFAB_CALL_PULL:
       return mlfab__pull_open(worker, c->bufs, c->n, c->options, NULL, now, r, error);
     default:
-      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
-                                    error);
+      return mlfab__worker_set_sync(worker, c->options, c->server, timeout, now, r, error);
   }
 }
 
@@ -62753,10 +62298,9 @@ MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
   CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
 }
 
-MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server,
                              uint64_t timeout_ns) {
-  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
-         .timeout_ns = timeout_ns);
+  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .timeout_ns = timeout_ns);
 }
 #endif /* MLFAB_WITH_PUSH */
 
@@ -75226,7 +74770,7 @@ ABSENT_CTX(mlfab_pull, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_p
 ABSENT_CTX(mlfab_pull_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_pull_options *options,
     mlfab_request *request_p)
 ABSENT_CTX(mlfab_push_status, NO_PUSH, uint64_t seq, int *status_p)
-ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint32_t tensor, uint64_t timeout_ns)
+ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint64_t timeout_ns)
 ABSENT_CALL(mlfab__calls_push, NO_PUSH)
 #endif
 

@@ -178,7 +178,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab can talk to each other exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 10
+#define MLFAB_PROTOCOL 11
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -1180,16 +1180,14 @@ MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
  * It is mlfab_allreduce with MLFAB_F32 and MLFAB_OP_MEAN. */
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count);
 
-/* Changes the consistency model while the fabric runs, from any worker: of the slices that hold bytes of `tensor`, or
- * of all (MLFAB_ALL), at `server`, or at all (MLFAB_ALL). The last change wins. The server answers waiting pulls that
- * the new model allows. Leaving rounds commits the open round as it is. Waits until every server in question has
- * changed. The slices of one server may have up to 8 different models; a push or a pull then waits until all slices
- * that it touches allow it.
+/* Changes the consistency model while the fabric runs, from any worker: of `server`, or of all (MLFAB_ALL). The last
+ * change wins. The server answers waiting pulls that the new model allows. Leaving rounds commits the open round as it
+ * is. Waits until every server in question has changed. A server has one model; a slice that moves there takes it.
  * UNSUPPORTED: rounds with a delay bound; leaving rounds with `mean`; another model than BSP with `deterministic`; USER
- * without conditions there. AGAIN: another change of this worker is under way, or 8 of others wait.
- * Other errors: ARGUMENT (with the member), TENSOR, STATE before mlfab_model_start, LIMIT (a ninth model), TIMEOUT (it
- * may still happen), PEER_DEAD. After an error some servers may have changed: call it again. */
-MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+ * without conditions there. AGAIN: another change of this worker is under way.
+ * Other errors: ARGUMENT (with the member), STATE before mlfab_model_start, TIMEOUT (it may still happen), PEER_DEAD.
+ * After an error some servers may have changed: call it again. */
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server,
                              uint64_t timeout_ns);
 
 /* Moves slices so that exactly the n servers of the list hold the model, balanced by bytes and with the fewest bytes
@@ -1197,11 +1195,12 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
  * each update is applied once. Every worker has to pause: a worker with MLFAB_PROGRESS_HAND does so only inside a call.
  * Cost: the bytes that move, once; memory for the old and the new shard at each server meanwhile; with tags, the next
  * pull of every worker fetches all elements.
- * TIMEOUT names the worker that has not paused; the move may still happen. After other errors everything is as it was:
+ * If the open rounds of two servers differ (mlfab_set_sync, MLFAB_SYNC_DROP, a refused update), every server commits its
+ * open round as it is before slices move.
+ * TIMEOUT names the worker that has not paused; the move may still happen. After other errors slices are as they were:
  * ARGUMENT (an empty list, a server twice, a wrong number), STATE before mlfab_model_start, or with the server that is
  * not here (mlfab_servers), AGAIN (another move is under way), PEER_DEAD with the server, which is dead or which a
- * worker cannot reach, UNSUPPORTED (the model needs a part that a server lacks; servers with replicas), MEMORY, LIMIT
- * (a ninth consistency model at a server). */
+ * worker cannot reach, UNSUPPORTED (the model needs a part that a server lacks; servers with replicas), MEMORY. */
 MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 
@@ -1419,7 +1418,7 @@ typedef struct mlfab_stats {
   uint64_t filter_offered, filter_sent, filter_saturated, filter_raw_bytes, filter_bytes;
   /* Server: bytes that pulls asked for, and bytes sent for them. */
   uint64_t pull_raw_bytes, pull_bytes;
-  uint64_t rounds; /* server: iterations completed, by the model of its first slice */
+  uint64_t rounds;                    /* server: iterations completed */
   uint64_t slices_moved, bytes_moved; /* server: received from other servers */
   /* Worker: collectives that succeeded and failed, epochs, rounds of partial reductions that ended. */
   uint64_t collectives, collectives_failed, collective_epochs, rounds_partial;

@@ -108,7 +108,7 @@ enum mlfab_call_kind {
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
   MLFAB_CALL_PULL = 7,         /* bufs, n; options: mlfab_pull_options or NULL */
   MLFAB_CALL_FINISH = 8,       /* timeout_ns */
-  MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
+  MLFAB_CALL_SET_SYNC = 9,     /* server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
   /* Section 10. options of the first five: mlfab_collective or NULL. */
   MLFAB_CALL_ALLREDUCE = 11,      /* vecs, n, dtype */

@@ -81,7 +81,7 @@ static int run(const char *name, const mlfab_sync *sync, const mlfab_sync *then)
     for (int i = 0; i < WORKERS; i++) busy |= turn(i, now);
     if (fast_ns == 0 && worker[0].does == DONE) fast_ns = now - begin;
     if (then && now - begin > 333 * MS) {
-      if (mlfab_set_sync(node[3], then, MLFAB_ALL, MLFAB_ALL, 0)) return 1;
+      if (mlfab_set_sync(node[3], then, MLFAB_ALL, 0)) return 1;
       then = NULL;
     }
   }

@@ -41,8 +41,7 @@ MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
     case MLFAB_CALL_PULL:
       return mlfab__pull_open(worker, c->bufs, c->n, c->options, NULL, now, r, error);
     default:
-      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
-                                    error);
+      return mlfab__worker_set_sync(worker, c->options, c->server, timeout, now, r, error);
   }
 }
 
@@ -155,8 +154,7 @@ MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
   CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
 }
 
-MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server,
                              uint64_t timeout_ns) {
-  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
-         .timeout_ns = timeout_ns);
+  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .timeout_ns = timeout_ns);
 }

@@ -27,7 +27,7 @@ static void collect_drop(mlfab__collect *collect) {
   mlfab__free(env, collect->slices, collect->nslices * sizeof *collect->slices);
   mlfab__free(env, collect->workers, collect->nworkers * sizeof *collect->workers);
   mlfab__free(env, collect->peers, collect->nworkers * sizeof *collect->peers);
-  mlfab__free(env, collect->words, MLFAB__READER_CLOCKS * collect->nwords * sizeof *collect->words);
+  mlfab__free(env, collect->words, collect->nwords * sizeof *collect->words);
   collect->w = collect->sum = collect->words = NULL;
   collect->s0 = collect->s1 = NULL;
   collect->slices = NULL;
@@ -66,7 +66,7 @@ static int collect_room(mlfab__collect *collect) {
   COLLECT_ALLOC(collect->slices, store->nslices, 1)
   COLLECT_ALLOC(collect->workers, server->workers, 1)
   COLLECT_ALLOC(collect->peers, server->workers, 1)
-  COLLECT_ALLOC(collect->words, MLFAB__READER_CLOCKS * collect->nwords, 1)
+  COLLECT_ALLOC(collect->words, collect->nwords, 1)
 #undef COLLECT_ALLOC
   if (code) {
     collect_drop(collect);
@@ -103,7 +103,7 @@ MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *e
   collect->phase = MLFAB__COLLECT_TAKES;
   collect->since = since;
   memset(&collect->reader, 0, sizeof collect->reader);
-  collect->nclocks = collect->came = collect->npeers = 0;
+  collect->came = collect->npeers = 0;
 }
 
 /* --- records: 0, or an error --- */
@@ -185,9 +185,8 @@ static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
   int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
   if (code) return code;
-  memcpy(collect->words + collect->nclocks * collect->nwords, item->words,
-         collect->nwords * sizeof *collect->words);
-  collect->clocks[collect->nclocks++] = *clock;
+  memcpy(collect->words, item->words, collect->nwords * sizeof *collect->words);
+  collect->clock = *clock;
   return 0;
 }
 
@@ -277,17 +276,14 @@ static int collect_image(mlfab__collect *collect, const mlfab__checkpoint_bytes 
 
 /* Has everything arrived? */
 static int collect_end(mlfab__collect *collect, mlfab_error *error) {
-  const mlfab__store *store = &collect->server->store;
   const char *text = NULL;
-  if (collect->nclocks == 0) text = "it has no clock";
+  if (!collect->reader.clocked) text = "it has no clock";
   if (collect->came != collect->nworkers || collect->npeers != collect->nworkers)
     text = "some worker is missing";
   for (uint32_t i = 0; i < collect->nslices && !text; i++) {
     const mlfab__collect_slice *slice = &collect->slices[i];
     if (slice->comes && !slice->part.done) text = "the bytes of a slice are not all there";
     if (!slice->comes && collect->since == 0) text = "a slice is missing";
-    if (!slice->comes && !collect->reader.known[store->slices[i].clock])
-      text = "the clock of a slice is missing";
   }
   return text ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text) : 0;
 }
@@ -361,7 +357,6 @@ static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
   }
   s->version = is->version;
   s->commit = is->commit;
-  s->clock = (uint8_t)is->clock;
   mlfab__store_change(store, i);
   /* All bytes may have changed. */
   if (store->tags) store->tags->moved(store, i);
@@ -399,7 +394,7 @@ MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
     if (collect->slices[i].comes) collect_install_slice(collect, i);
   }
   collect_install_workers(collect);
-  mlfab__clock_mirror(server, collect->clocks, collect->nclocks, collect->words);
+  mlfab__clock_take(server, &collect->clock, collect->words);
   server->epoch = collect->head.epoch;
   server->norm_commits = 0;
   server->phase = MLFAB__MODEL_STANDS;

@@ -14,7 +14,7 @@
  * state in memory that changes places with the store's. So after the first moment it allocates little or nothing.
  *
  * Invariants. (1) Until install the server stays as it was, except for spare blocks. (2) install cannot fail. It gives
- * the server the other server's state of one moment: weights, state, versions, sums of open rounds, clocks, windows of
+ * the server the other server's state of one moment: weights, state, versions, sums of open rounds, clock, windows of
  * decided updates, progress, epoch. */
 #ifndef MLFAB__COLLECT_H
 #define MLFAB__COLLECT_H
@@ -53,9 +53,9 @@ typedef struct mlfab__collect {
   mlfab__collect_slice *slices;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers;
-  mlfab__clock_record clocks[MLFAB__READER_CLOCKS];
-  uint32_t *words;                /* nwords for each clock */
-  uint32_t nclocks, came, npeers; /* came: number of WORKER records so far */
+  mlfab__clock_record clock;
+  uint32_t *words;       /* nwords of the clock */
+  uint32_t came, npeers; /* came: number of WORKER records so far */
 } mlfab__collect;
 
 /* Begins a stream with the changes since the sender's moment `since`, or with everything (0). Voids the records

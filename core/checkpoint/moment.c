@@ -6,7 +6,7 @@
 enum {
   MOMENT_HEAD,
   MOMENT_DEFINE,
-  MOMENT_CLOCKS,
+  MOMENT_CLOCK,
   MOMENT_WORKERS,
   MOMENT_PEERS,
   MOMENT_IMAGE,
@@ -14,7 +14,6 @@ enum {
   MOMENT_OVER
 };
 
-_Static_assert((int)MLFAB__CLOCKS == (int)MLFAB__MOMENT_CLOCKS, "room for all clocks");
 _Static_assert(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX <= MLFAB__MOMENT_META,
                "a clock with its words is the largest meta");
 
@@ -33,7 +32,7 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->table, (size_t)room->tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
   mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
-  mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  mlfab__free(env, moment->words, moment->nwords * sizeof *moment->words);
   mlfab__free_aligned(env, moment->window, MLFAB_BULK_MAX);
   int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
@@ -75,7 +74,7 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->table, wanted.tensors * MLFAB__TENSOR_INFO_BYTES, 1)
   MOMENT_ALLOC(moment->workers, wanted.workers, 1)
   MOMENT_ALLOC(moment->peers, wanted.peers, 1)
-  MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
+  MOMENT_ALLOC(moment->words, moment->nwords, 1)
 #undef MOMENT_ALLOC
   if (!code && store->memory) {
     moment->window = mlfab__alloc_aligned(env, MLFAB_BULK_MAX);
@@ -163,13 +162,7 @@ static void moment_hold_workers(mlfab__moment *moment) {
     memcpy(to->applied, window->applied, sizeof to->applied);
     memcpy(to->dropped, window->dropped, sizeof to->dropped);
   }
-  moment->nclocks = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &moment->clocks[moment->nclocks],
-                      moment->words + moment->nclocks * moment->nwords);
-    moment->nclocks++;
-  }
+  mlfab__clock_told(server, &moment->clock, moment->words);
 }
 
 MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
@@ -185,7 +178,7 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
     positions += store->slices[i].count;
   }
   if (moment_room(moment) ||
-      mlfab__store_hold(env, store, &moment->holder, positions, server->rounds != 0))
+      mlfab__store_hold(env, store, &moment->holder, positions, server->rounds))
     return MLFAB_ERR_MEMORY;
   moment->at = store->changes;
   moment->head = (mlfab__checkpoint_head){.number = moment->at,
@@ -229,7 +222,7 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
     return 0;
   const mlfab__shard_slice *s = &view->slices[chunk.slice];
   if (moment->announced <= chunk.slice) {
-    const mlfab__checkpoint_slice slice = {s->number, s->clock, s->version, s->commit};
+    const mlfab__checkpoint_slice slice = {s->number, s->version, s->commit};
     moment->announced = chunk.slice + 1;
     record->type = MLFAB__RECORD_SLICE;
     return mlfab__encode_checkpoint_slice(meta, &slice);
@@ -255,11 +248,9 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
       record->bulk = moment->table;
       record->bulk_bytes = moment->define.tensors * MLFAB__TENSOR_INFO_BYTES;
       return i == 0 ? mlfab__encode_define(meta, &moment->define) : 0;
-    case MOMENT_CLOCKS:
+    case MOMENT_CLOCK:
       record->type = MLFAB__RECORD_CLOCK;
-      if (i >= moment->nclocks) return 0;
-      return mlfab__encode_clock_record(meta, &moment->clocks[i],
-                                        moment->words + i * moment->nwords);
+      return i == 0 ? mlfab__encode_clock_record(meta, &moment->clock, moment->words) : 0;
     case MOMENT_WORKERS:
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;

@@ -7,7 +7,7 @@
  *    FREE --pin--> PINNED --next ... next--> OVER --unpin--> FREE
  *
  * A moment has all slices of the server, or the slices that changed since an earlier moment: `at` of one moment is
- * `since` of the next. It always has all clocks and workers.
+ * `since` of the next. It always has the clock and all workers.
  *
  * Invariants. (1) The state belongs to one moment between two commits: if it contains an update, its windows, versions
  * and optimizer state contain it, too. (2) The bytes of a record stay valid and unchanged until its slice is given
@@ -21,7 +21,7 @@
 
 struct mlfab__server;
 
-enum { MLFAB__MOMENT_META = 16384, MLFAB__MOMENT_CLOCKS = 8 };
+enum { MLFAB__MOMENT_META = 16384 };
 
 typedef struct mlfab__moment_room { /* numbers of elements that fit the arrays */
   uint32_t positions, slices, owned, states, tensors, workers, peers;
@@ -45,8 +45,8 @@ typedef struct mlfab__moment {
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
   mlfab__checkpoint_peer *peers; /* NULL unless complete */
-  mlfab__clock_record clocks[MLFAB__MOMENT_CLOCKS];
-  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
+  mlfab__clock_record clock;
+  uint32_t *words, nwords;
   mlfab__moment_room room;
   /* State of next(). */
   int step;

@@ -4,8 +4,6 @@
 #include "../model/sync.h"
 #include "../server/server.h"
 
-_Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
-
 /* --- records: return NULL, or a text that names the fault --- */
 
 static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *record,
@@ -29,10 +27,8 @@ static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record 
   if (mlfab__decode_clock_record(record->meta, record->meta_bytes, clock, item->words))
     return "a clock does not parse";
   clock->consistency.size = sizeof clock->consistency;
-  if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||
-      mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL))
-    return "a clock is impossible";
-  reader->known[clock->clock] = 1;
+  if (mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL)) return "a clock is impossible";
+  reader->clocked = 1;
   return NULL;
 }
 
@@ -54,8 +50,7 @@ static const char *reader_peer(const mlfab__file_record *record, mlfab__checkpoi
 static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__checkpoint_slice *slice) {
   if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
-      slice->slice >= reader->model || slice->clock >= MLFAB__CLOCKS ||
-      !reader->known[slice->clock])
+      slice->slice >= reader->model || !reader->clocked)
     return "a slice's record is impossible";
   reader->slices++;
   reader->slice = slice->slice;
@@ -86,9 +81,8 @@ static int reader_rank(uint16_t type) {
 /* May a record of this type follow? */
 static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
   uint16_t last = reader->last;
-  int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
-                type == MLFAB__RECORD_PEER || type == MLFAB__RECORD_SLICE ||
-                type == MLFAB__RECORD_IMAGE;
+  int repeats = type == MLFAB__RECORD_WORKER || type == MLFAB__RECORD_PEER ||
+                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
   if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_PEER)
     return "it has a record of an unknown kind";
   if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";

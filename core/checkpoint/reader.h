@@ -1,28 +1,26 @@
 /* reader.h - the records of a shard, one after another: their form and their order (state.h).
  *
- *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
+ *    HEAD -> DEFINE -> CLOCK -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
  * The user checks and uses the content of the records (restore.c, collect.c).
  *
- * Invariants. (1) Each accepted record parses, and is the next record of its shard. (2) A slice's clock has come
- * before, and its image follows it. (3) END counts the records and the slices that came. */
+ * Invariants. (1) Each accepted record parses, and is the next record of its shard. (2) The clock comes
+ * before the slices, and each slice's image follows it. (3) END counts the records and the slices that came. */
 #ifndef MLFAB__READER_H
 #define MLFAB__READER_H
 
 #include "state.h"
 
-enum { MLFAB__READER_CLOCKS = 8 };
-
 /* Before HEAD: zeros, except `set` and `model`. */
 typedef struct mlfab__reader {
-  uint64_t set;                        /* set of all records */
-  uint32_t model;                      /* number of slices of the model: above all slice numbers */
-  uint32_t index;                      /* index of the next record */
-  uint16_t last;                       /* type of the last record */
-  uint32_t owned;                      /* number of owned slices, from HEAD */
-  uint32_t slices;                     /* SLICE records so far */
-  uint32_t slice;                      /* number of the last slice */
-  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: the clock has come */
+  uint64_t set;    /* set of all records */
+  uint32_t model;  /* number of slices of the model: above all slice numbers */
+  uint32_t index;  /* index of the next record */
+  uint16_t last;   /* type of the last record */
+  uint32_t owned;  /* number of owned slices, from HEAD */
+  uint32_t slices; /* SLICE records so far */
+  uint32_t slice;  /* number of the last slice */
+  int clocked;     /* the clock has come */
 } mlfab__reader;
 
 /* A record, decoded. */

@@ -4,13 +4,13 @@
  * server. A file is a sequence of records; all numbers are little-endian:
  *
  *    0  u32 magic "MLCK"            16  u32 meta bytes
- *    4  u16 format, 1               20  u32 bulk bytes
+ *    4  u16 format, 2               20  u32 bulk bytes
  *    6  u16 type                    24  u64 set
  *    8  u32 index in its file       32  u32 CRC32C of meta and bulk
  *   12  u32 zero                    36  u32 CRC32C of the 36 bytes before
  *   40  meta (state.h), then bulk
  *
- * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
+ * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
  *
  * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half a random
@@ -26,7 +26,7 @@
 #include "checkpoint_wire.h"
 #include "state.h"
 
-enum { MLFAB__RECORD_FORMAT = 1, MLFAB__RECORD_BYTES = 40 };
+enum { MLFAB__RECORD_FORMAT = 2, MLFAB__RECORD_BYTES = 40 };
 
 /* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
 MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);

@@ -22,7 +22,7 @@ static void restore_forget(mlfab__restore *restore) {
   mlfab__free(env, restore->table, restore->table_bytes);
   mlfab__free(env, restore->parts, restore->nparts * sizeof *restore->parts);
   mlfab__free(env, restore->pushed, restore->server->workers * sizeof *restore->pushed);
-  mlfab__free(env, restore->words, MLFAB__CLOCKS * restore->nwords * sizeof *restore->words);
+  mlfab__free(env, restore->words, restore->nwords * sizeof *restore->words);
   restore->seen = restore->table = NULL;
   restore->parts = NULL;
   restore->pushed = NULL;
@@ -94,7 +94,7 @@ static void restore_open(mlfab__restore *restore) {
   restore->reader = (mlfab__reader){.set = restore->set, .model = restore->manifest.slices};
   restore->chain = 0;
   restore->offset = 0;
-  memset(restore->target, 0xff, sizeof restore->target);
+  if (restore->clocked) restore->clocked = 1;
   mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
                      restore->manifest.shards);
   restore_read(restore);
@@ -211,27 +211,38 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
-/* Installs a clock of the shard file being read, unless it is installed already. */
-static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
+/* Takes the clock of the shard file being read, if it is the first, or of another model or round; sums that are loaded are
+ * then applied as they are. Else adds the workers of its open round. */
+static void restore_clock_here(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
-  if (restore->target[g] != MLFAB__NO_SLICE) return;
-  restore->target[g] = mlfab__clock_restore(server, !restore->clocked, &restore->clocks[g],
-                                            restore->words + g * restore->nwords);
-  restore->clocked = 1;
-  if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
+  const mlfab__clock_record *in = &restore->clock;
+  mlfab__clock_record here;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  if (restore->clocked == 2) return;
+  mlfab__clock_told(server, &here, words);
+  double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
+  int joins = restore->clocked && mlfab__clock_round(&here) == mlfab__clock_round(in) &&
+              !(scale != 0.0 && other != 0.0 && scale != other);
+  restore->clocked = 2;
+  if (joins) {
+    mlfab__clock_unite(server, in, restore->words);
+  } else {
+    mlfab__clock_flush(server);
+    mlfab__clock_take(server, in, restore->words);
+  }
 }
 
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
   mlfab__clock_record *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
-  /* The number of workers may have changed. The memory is zero behind the words. */
-  uint32_t *to = restore->words + clock->clock * restore->nwords;
-  memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
+  /* The number of workers may have changed. */
+  memset(restore->words, 0, restore->nwords * sizeof *restore->words);
+  memcpy(restore->words, item->words,
+         mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
-  restore->clocks[clock->clock] = *clock;
-  /* A server without slices has one clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked)
-    restore_clock_here(restore, clock->clock);
+  restore->clock = *clock;
+  /* A server without slices has a clock, too. */
+  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
@@ -246,11 +257,9 @@ static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoin
   mlfab__store *store = &restore->server->store;
   uint32_t local = store->local[slice->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
-  restore_clock_here(restore, slice->clock);
-  if (restore->code) return NULL;
+  restore_clock_here(restore);
   store->slices[local].version = slice->version;
   store->slices[local].commit = slice->commit;
-  store->slices[local].clock = (uint8_t)restore->target[slice->clock];
   if (store->tags) store->tags->moved(store, local);
   return NULL;
 }
@@ -381,8 +390,7 @@ static void restore_load(mlfab__restore *restore) {
   restore->nwords = (server->workers + 31) / 32;
   restore->nparts = server->store.nslices;
   restore->pushed = mlfab__alloc_array(restore->env, server->workers, sizeof *restore->pushed);
-  restore->words =
-      mlfab__alloc_array(restore->env, MLFAB__CLOCKS * restore->nwords, sizeof *restore->words);
+  restore->words = mlfab__alloc_array(restore->env, restore->nwords, sizeof *restore->words);
   if (restore->nparts > 0)
     restore->parts = mlfab__alloc_array(restore->env, restore->nparts, sizeof *restore->parts);
   if (!restore->pushed || !restore->words || (restore->nparts > 0 && !restore->parts)) {
@@ -467,10 +475,8 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     at += n;
     left -= (uint64_t)n;
   }
-  if (restore->code == MLFAB_ERR_MEMORY) {
+  if (restore->code) {
     restore_no_memory(restore);
-  } else if (restore->code) {
-    restore_refuse(restore, restore->code, "there are more than 8 consistency models");
   } else if (why) {
     restore_bad(restore, why);
   } else if (event->bulk_bytes == RESTORE_READ) {

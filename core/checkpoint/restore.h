@@ -14,7 +14,8 @@
  *
  * CHECKS reads all shards, so that no server starts to load a checkpoint that another server would refuse. The model
  * must have as many slices as the checkpoint; the present number of servers determines the owner of each. Each server
- * takes its slices, with their clocks, from any shard that has them (mlfab__clock_restore). Windows are checked, and
+ * takes its slices from any shard that has them, and the clock of one of these shards. If their open rounds differ, it applies them
+ * as they are. Windows are checked, and
  * not used: after a restart of the fabric all workers are new processes, whose windows are empty (windows.h).
  *
  * Invariants. (1) Only a whole checkpoint is loaded. (2) Until the model stands, the server has none: after an error
@@ -65,11 +66,10 @@ typedef struct mlfab__restore {
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                 /* by worker */
-  int clocked;                                      /* a clock has been restored */
-  mlfab__clock_record clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
-  uint32_t *words, nwords;                          /* nwords for each clock */
-  uint32_t target[MLFAB__READER_CLOCKS]; /* the clock here; MLFAB__NO_SLICE: not restored yet */
+  uint64_t *pushed; /* by worker */
+  int clocked;      /* a clock has been restored: 1; the present shard's has been looked at: 2 */
+  mlfab__clock_record clock; /* the present shard's */
+  uint32_t *words, nwords;
 } mlfab__restore;
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,

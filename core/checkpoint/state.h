@@ -59,7 +59,7 @@ typedef struct mlfab__checkpoint_peer { /* PEER: a worker's data that only a cop
 } mlfab__checkpoint_peer;
 
 typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
-  uint32_t slice, clock;                 /* number in the layout; number of an earlier CLOCK */
+  uint32_t slice;                        /* number in the layout */
   uint64_t version, commit;
 } mlfab__checkpoint_slice;
 

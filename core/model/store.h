@@ -40,7 +40,6 @@ typedef struct mlfab__shard_slice {
   uint64_t changed;       /* value of store.changes at its last change */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
-  uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {

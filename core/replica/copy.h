@@ -33,7 +33,7 @@
  * is silent for 5 beats, or has not got a moment within silent_death_ns.
  *
  * Promotion. The partly collected moment is void, and the server role begins with the last complete one: windows,
- * clocks, optimizer. Workers say HELLO, and
+ * clock, optimizer. Workers say HELLO, and
  *  - send those updates again that the server's windows do not show as decided (../worker/push.c, resync);
  *  - count their lost updates (reported as applied): at most div_max of them; their progress goes on without these
  *    (PROGRESS), so that rounds do not wait for them;

@@ -83,18 +83,16 @@ static double keeper_squares(const mlfab__server *server, const mlfab__shard_sli
   return squares;
 }
 
-static mlfab__commit keeper_round(mlfab__server *server, uint32_t clock) {
+static mlfab__commit keeper_round(mlfab__server *server) {
   const mlfab__store *store = &server->store;
-  mlfab__clock *round = &server->clocks[clock];
+  mlfab__clock *round = &server->clock;
   double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
-  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server), 0, 0};
   int measures = round->measured != round->round_members && !store->ghost;
   if (measures) round->squares = 0.0, round->part = 0;
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__shard_slice *s = &store->slices[i];
     int summed = 0;
-    commit.part |= s->clock != clock;
-    if (s->clock != clock) continue;
     commit.elements += s->bytes;
     if (!measures) continue;
     round->squares += keeper_squares(server, s, &summed);

@@ -62,7 +62,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   mlfab__sync_change *change = &worker->change;
   if (!change->request || !change->all) return;
-  /* Otherwise a slice that moves from a server without the change to a server with it would miss it. */
+  /* Otherwise a server that has got its first slices from a server without the change would miss it. */
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {

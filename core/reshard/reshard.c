@@ -30,7 +30,9 @@ typedef struct mlfab__reshard_seat {
   uint8_t dead;
   uint8_t away;   /* it takes no part */
   uint8_t adopts; /* it needs the model (ADOPT) first */
-  uint32_t gone;  /* 0; or the incarnation of the process that was declared dead */
+  uint64_t round; /* when it was prepared; so is the next (mlfab__moved) */
+  double scale;
+  uint32_t gone; /* 0; or the incarnation of the process that was declared dead */
 } mlfab__reshard_seat;
 
 typedef struct mlfab__reshard {
@@ -53,6 +55,7 @@ typedef struct mlfab__reshard {
   uint64_t asked_ns, deadline_ns;
   uint32_t *owners; /* owners in the attempt */
   uint32_t nowners;
+  uint32_t flush;           /* of the attempt: as in MOVE */
   mlfab__reshard_done done; /* the next answer, or the last one */
 } mlfab__reshard;
 
@@ -178,8 +181,24 @@ static uint32_t reshard_step(const mlfab__reshard *r) {
   }
 }
 
+/* Is there a server that cannot go on with the sums of another? */
+static int reshard_differ(const mlfab__reshard *r) {
+  uint64_t round = MLFAB__NEVER;
+  double scale = 0.0;
+  for (uint32_t s = 0; s < r->servers; s++) {
+    const mlfab__reshard_seat *at = &r->at[s];
+    if (at->away || at->round == MLFAB__NEVER) continue;
+    if (round != MLFAB__NEVER && round != at->round) return 1;
+    if (scale != 0.0 && at->scale != 0.0 && scale != at->scale) return 1;
+    round = at->round;
+    if (at->scale != 0.0) scale = at->scale;
+  }
+  return 0;
+}
+
 static void reshard_tell(mlfab__reshard *r, uint32_t server) {
-  mlfab__move move = {r->attempt, reshard_step(r), 0};
+  mlfab__move move = {.attempt = r->attempt, .step = reshard_step(r)};
+  if (move.step == MLFAB__MOVE_SEND) move.flush = r->flush;
   if (move.step == MLFAB__MOVE_PREPARE) move.slices = r->nowners;
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, r->owners);
 }
@@ -282,6 +301,7 @@ static void reshard_check(mlfab__reshard *r) {
   }
   if (reshard_awaits_server(r) != MLFAB_NO_RANK) return;
   if (r->phase == MLFAB__RESHARD_PREPARING) {
+    r->flush = (uint32_t)reshard_differ(r);
     reshard_go(r, MLFAB__RESHARD_SENDING);
   } else if (r->phase == MLFAB__RESHARD_SENDING) {
     reshard_go(r, MLFAB__RESHARD_INSTALLING);
@@ -505,7 +525,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
 
 /* Answers MOVED for an attempt that is over: the server may still be held, so it needs the outcome. */
 static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
-  mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
+  mlfab__move move = {.attempt = moved->attempt, .step = MLFAB__MOVE_ABORT};
   if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
   if (moved->attempt == r->epoch) move.step = MLFAB__MOVE_INSTALL;
   r->across.ready(r->across.self, server);
@@ -527,6 +547,8 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
   } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reshard_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reshard_step(r)) {
+    r->at[server].round = moved.round;
+    r->at[server].scale = moved.scale;
     r->at[server].answered = 1;
     reshard_check(r);
   }

@@ -24,7 +24,7 @@
  * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING, and waits until all its blocks
  * are back. From then on its state is fixed (no update, round, pull or change of models), whoever dies. It creates a
  * store for its new slices beside the current one. SENDING: it sends the slices that leave it (RESHARD_SERVER) to their
- * new owners: weights, optimizer state, the open round's sum, version and commit, and their clocks. Servers send only
+ * new owners: weights, optimizer state, the open round's sum, version and commit. Servers send only
  * after all are ready, so every slice reaches a server with room for it. After a link breaks, the server starts again
  * with the first slice. INSTALLING: all slices have arrived, and the attempt can no longer be aborted. Each server
  * moves the kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
@@ -71,7 +71,7 @@
  * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
  * cannot reach one of them, it reports this, and the attempt aborts. ADOPT carries the definition, the present owners,
  * and the processes that server 0 counts; the workers are frozen, so these counts stay until the end. The server builds
- * the model without slices; its first clock is the first that arrives. A server without slices is absent (worker.h) for
+ * the model without slices, and takes the clock of a server that sends it slices. A server without slices is absent (worker.h) for
  * the workers until a RESUME shows its slices: they neither send updates to it nor wait for it. If it gets no slices in
  * an attempt, it may die or leave meanwhile. Server 0 goes on, and the workers drop their empty parts for it. A frozen worker that loses a server decides that only at the end of the
  * attempt, because its slices may have moved. If a server takes no part, it answers a leaderless server that it cannot
@@ -80,9 +80,10 @@
  * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every later one, at
  * every server. Progress stays, too: a worker has the same progress at all servers (push.c). A held server loses
  * PROGRESS; a server that did not count has no progress of the workers. Every worker gets an answer to HELLO or STOP
- * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A clock moves
- * with its slices: at the new server it joins a clock at the same point, or stands beside it until both are at the same
- * point (clock.c). Version tags do not move: in a new epoch caches fetch everything. A server without slices still
+ * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A slice
+ * takes the clock of its new server. If two servers have different models, or are in different
+ * rounds, every server applies its open round as it is before it sends; else the
+ * sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
  * takes part in rounds.
  *
  * Invariants. (1) From the first MOVE of an attempt to its end, servers decide nothing. (2) A server installs only

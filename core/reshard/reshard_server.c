@@ -12,17 +12,6 @@
 
 #include <stdio.h>
 
-typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
-  mlfab__image_part part;
-  uint32_t clock; /* index in `clocks` */
-} reshard_server_entry;
-
-typedef struct reshard_server_clock { /* a clock of arriving slices */
-  uint32_t from, target;
-  mlfab__clock_record state;
-  uint32_t *words;
-} reshard_server_clock;
-
 struct mlfab__reshard_server {
   uint32_t attempt;
   int ready, sending, answered; /* answered: it has answered SEND */
@@ -35,11 +24,12 @@ struct mlfab__reshard_server {
   uint64_t *ahead;
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
-  reshard_server_entry *entries; /* by slice of the new store */
-  uint32_t coming;               /* number of entries that are not complete */
-  mlfab__image_cursor *cursors;  /* by server */
-  reshard_server_clock *clocks;
-  uint32_t ngates, clocks_room, nwords;
+  mlfab__image_part *entries;   /* by slice of the new store: the bytes received of it */
+  uint32_t coming;              /* number of entries that are not complete */
+  mlfab__image_cursor *cursors; /* by server */
+  uint32_t clock_from;          /* the lowest server whose clock has come, or MLFAB__NO_NODE */
+  mlfab__clock_record clock;    /* its clock, with the open rounds of all */
+  uint32_t *words, nwords;
 };
 
 /* --- memory --- */
@@ -48,9 +38,7 @@ static void reshard_server_drop(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__env *env = server->env;
   if (!shift) return;
-  for (uint32_t g = 0; g < shift->ngates; g++)
-    mlfab__free(env, shift->clocks[g].words, shift->nwords * sizeof *shift->clocks[g].words);
-  mlfab__free(env, shift->clocks, shift->clocks_room * sizeof *shift->clocks);
+  mlfab__free(env, shift->words, shift->nwords * sizeof *shift->words);
   mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
   mlfab__free(env, shift->heard, shift->servers);
   mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
@@ -72,13 +60,15 @@ static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const u
   memset(shift, 0, sizeof *shift);
   server->move.under_way = shift;
   shift->attempt = attempt;
+  shift->clock_from = MLFAB__NO_NODE;
   shift->nwords = (server->workers + 31) / 32;
+  shift->words = mlfab__alloc_array(env, shift->nwords, sizeof *shift->words);
   shift->servers = server->servers;
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
   shift->heard = mlfab__alloc(env, server->servers);
-  if (!shift->owners || !shift->cursors || !shift->heard) {
+  if (!shift->words || !shift->owners || !shift->cursors || !shift->heard) {
     reshard_server_drop(server); /* a partial state is useless */
     return MLFAB_ERR_MEMORY;
   }
@@ -120,14 +110,14 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
   code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
                            &shift->layout, server->number, server->config->block_bytes,
-                           server->rounds != 0, states, options->ghost != 0);
+                           server->rounds, states, options->ghost != 0);
   if (!code && server->sparse) code = server->sparse->tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
     uint32_t number = shift->store.slices[i].number;
-    shift->entries[i].part.done = server->store.local[number] != MLFAB__NO_SLICE;
-    shift->coming += !shift->entries[i].part.done;
+    shift->entries[i].done = server->store.local[number] != MLFAB__NO_SLICE;
+    shift->coming += !shift->entries[i].done;
   }
   return 0;
 }
@@ -139,14 +129,25 @@ static void reshard_server_answer(mlfab__server *server) {
   MLFAB__POST(&server->move.across, 0, MLFAB__MOVED, moved, &server->move.moved);
 }
 
+/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
+ * it. */
+static int reshard_server_is_idle(const mlfab__server *server) {
+  return server->move.adopted && server->store.nslices == 0;
+}
+
 static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_t step, int code,
                                 const char *text) {
   mlfab__moved *moved = &server->move.moved;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__clock_record clock;
   memset(moved, 0, sizeof *moved);
   moved->attempt = attempt;
   moved->step = step;
   moved->server = server->number;
   moved->code = code;
+  mlfab__clock_told(server, &clock, words);
+  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock);
+  moved->scale = mlfab__clock_scale(server, &clock);
   snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
 }
@@ -165,17 +166,13 @@ static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   mlfab__apply_finish(server, worker);
   mlfab__apply_reset(server, worker);
   mlfab__serve_stop(server, worker);
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < server->nchanges; i++) {
-    if (server->changes[i].worker != worker) server->changes[kept++] = server->changes[i];
-  }
-  server->nchanges = kept;
+  server->peers[worker].change.ask = 0;
 }
 
 /* Sends a HELLO_ACK that answers no HELLO. */
 static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
-  /* Slices with another consistency model may have arrived. */
+  /* A server that has got its first slices has another consistency model now. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
   mlfab__server_hello_ack(server, worker, MLFAB__ACK_STOP, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
@@ -238,8 +235,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t t
   mlfab__image_cursor cursor = shift->cursors[to];
   if (!reshard_server_seek(server, to, &cursor, &chunk)) return 0;
   const mlfab__shard_slice *s = &server->store.slices[chunk.slice];
-  mlfab__reshard_server_bytes head = {shift->attempt, s->number,  s->clock,  chunk.kind,
-                                      chunk.offset,   s->version, s->commit, (uint32_t)chunk.last};
+  mlfab__reshard_server_bytes head = {shift->attempt, s->number, chunk.kind,          chunk.offset,
+                                      s->version,     s->commit, (uint32_t)chunk.last};
   frame->type = MLFAB__RESHARD_SERVER;
   frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
   frame->bulk = mlfab__memory_see(server->store.memory, chunk.data, chunk.bytes, server->window);
@@ -256,18 +253,14 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t
   cursor->offset += frame->bulk_bytes;
 }
 
-/* Sends the clocks to `to`, before the slices that use them. */
-static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
+/* Sends the clock to `to`, before the slices. */
+static void reshard_server_tell_clock(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  struct mlfab__reshard_server *shift = server->move.under_way;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock_record state;
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &state, words);
-    state.attempt = shift->attempt;
-    MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
-                     MLFAB__RESHARD_SERVER_CLOCK, clock_record, &state, words);
-  }
+  mlfab__clock_record clock;
+  mlfab__clock_told(server, &clock, words);
+  clock.attempt = server->move.under_way->attempt;
+  MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
+                   MLFAB__RESHARD_SERVER_CLOCK, clock_record, &clock, words);
 }
 
 MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to) {
@@ -278,7 +271,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to
   if (!shift) return;
   memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
   if (!mlfab__reshard_server_wants(server, to)) return;
-  reshard_server_tell_clocks(server, to);
+  reshard_server_tell_clock(server, to);
   server->move.across.ready(server->move.across.self, to);
 }
 
@@ -287,7 +280,7 @@ static void reshard_server_send(mlfab__server *server) {
   shift->sending = 1;
   for (uint32_t s = 0; s < server->servers; s++) {
     if (s == server->number || !mlfab__reshard_server_wants(server, s)) continue;
-    reshard_server_tell_clocks(
+    reshard_server_tell_clock(
         server, s); /* without a link this is lost: mlfab__reshard_server_up repeats it */
     server->move.across.ready(server->move.across.self, s);
   }
@@ -295,39 +288,25 @@ static void reshard_server_send(mlfab__server *server) {
 
 /* --- slices to receive --- */
 
-static reshard_server_clock *reshard_server_find_clock(struct mlfab__reshard_server *shift,
-                                                       uint32_t from, uint32_t clock) {
-  for (uint32_t i = 0; i < shift->ngates; i++) {
-    if (shift->clocks[i].from == from && shift->clocks[i].state.clock == clock)
-      return &shift->clocks[i];
-  }
-  return NULL;
-}
-
+/* Adds the open round of `from` to those that have come. A server that has joined, without slices, will take the clock of the
+ * lowest server that sends it slices. */
 static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
                                      const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__clock_record state;
-  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &state, words))
+  mlfab__clock_record clock;
+  if (mlfab__decode_clock_record(frame->meta, frame->meta_bytes, &clock, words))
     return MLFAB_ERR_FRAME;
-  if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
-  state.consistency.size = sizeof state.consistency;
-  if (state.words != shift->nwords || state.clock >= MLFAB__CLOCKS ||
-      mlfab__sync_check(&state.consistency, server->workers, NULL))
+  if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
+  clock.consistency.size = sizeof clock.consistency;
+  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
-  if (reshard_server_find_clock(shift, from, state.clock)) return 0;
-  reshard_server_clock *more =
-      mlfab__grow(server->env, shift->clocks, &shift->clocks_room, shift->ngates + 1, sizeof *more);
-  if (!more) return MLFAB_ERR_MEMORY;
-  shift->clocks = more;
-  reshard_server_clock *clock = &shift->clocks[shift->ngates];
-  clock->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *clock->words);
-  if (!clock->words) return MLFAB_ERR_MEMORY;
-  memcpy(clock->words, words, shift->nwords * sizeof *words);
-  clock->from = from;
-  clock->state = state;
-  shift->ngates++;
+  for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
+  mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
+  sum.scale = clock.members > 0 ? clock.scale : shift->clock.scale;
+  sum.members = mlfab__max(clock.members, shift->clock.members);
+  shift->clock = sum;
+  shift->clock_from = mlfab__min(shift->clock_from, from);
   return 0;
 }
 
@@ -343,19 +322,17 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
       server->layout.slices[head.slice].server != from)
     return MLFAB_ERR_FRAME;
   uint32_t local = store->local[head.slice];
-  reshard_server_entry *entry = &shift->entries[local];
-  const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
-  if (entry->part.done) return 0;
-  if (!clock) return MLFAB_ERR_FRAME;
+  mlfab__image_part *part = &shift->entries[local];
+  if (part->done) return 0;
+  if (shift->clock_from > from) return MLFAB_ERR_FRAME; /* its clock has not come */
   /* The states may be absent: perhaps only one of the two servers has a callback that applies updates. */
   const mlfab__image_chunk chunk = {.slice = local,
                                     .kind = head.kind,
                                     .offset = head.offset,
                                     .bytes = frame->bulk_bytes,
                                     .last = head.last != 0};
-  int code = mlfab__image_take(server->env, store, &entry->part, &chunk, frame->bulk);
-  if (code || !entry->part.done) return code;
-  entry->clock = (uint32_t)(clock - shift->clocks);
+  int code = mlfab__image_take(server->env, store, part, &chunk, frame->bulk);
+  if (code || !part->done) return code;
   store->slices[local].version = head.version;
   store->slices[local].commit = head.commit;
   shift->coming--;
@@ -375,46 +352,6 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Is this an added server, and has it no slices? Then it does not count, and other servers' attempts are unknown to
- * it. */
-static int reshard_server_is_idle(const mlfab__server *server) {
-  return server->move.adopted && server->store.nslices == 0;
-}
-
-/* Does a slice arrive with this clock? */
-static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
-  const struct mlfab__reshard_server *shift = server->move.under_way;
-  for (uint32_t i = 0; i < shift->store.nslices; i++) {
-    int kept = server->store.local[shift->store.slices[i].number] != MLFAB__NO_SLICE;
-    if (!kept && shift->entries[i].clock == clock) return 1;
-  }
-  return 0;
-}
-
-/* Does it join a clock that is here, or a clock that arrives before it? */
-static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
-  const struct mlfab__reshard_server *shift = server->move.under_way;
-  const reshard_server_clock *in = &shift->clocks[clock];
-  for (uint32_t i = 0; i < clock; i++) {
-    const reshard_server_clock *earlier = &shift->clocks[i];
-    if (reshard_server_comes(server, i) &&
-        mlfab__clock_joins(server, &earlier->state, earlier->words, &in->state, in->words))
-      return 1;
-  }
-  return !reshard_server_is_idle(server) &&
-         mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
-}
-
-/* Does the server stay within the permitted number of models? */
-static int reshard_server_fits(const mlfab__server *server) {
-  uint32_t n = 0;
-  for (uint32_t g = 0; g < server->ngates && !reshard_server_is_idle(server); g++)
-    n += (uint32_t)server->clocks[g].used;
-  for (uint32_t i = 0; i < server->move.under_way->ngates; i++)
-    n += reshard_server_comes(server, i) && !reshard_server_is_known(server, i);
-  return n <= MLFAB__CLOCKS;
-}
-
 static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   uint8_t *c = *a;
   *a = *b;
@@ -428,7 +365,6 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   const mlfab__shard_slice *old = &from->slices[from->local[s->number]];
   s->version = old->version;
   s->commit = old->commit;
-  s->clock = old->clock;
   assert(from->block_bytes == to->block_bytes);
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
@@ -496,19 +432,15 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
 static void reshard_server_install(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__store *store = &shift->store;
-  int first = reshard_server_is_idle(server); /* its own clock has no slice */
-  for (uint32_t g = 0; g < shift->ngates; g++) {
-    if (!reshard_server_comes(server, g)) continue;
-    shift->clocks[g].target =
-        mlfab__clock_restore(server, first, &shift->clocks[g].state, shift->clocks[g].words);
-    first = 0;
+  if (shift->clock_from != MLFAB__NO_NODE) {
+    if (reshard_server_is_idle(server)) mlfab__clock_take(server, &shift->clock, shift->words);
+    mlfab__clock_unite(server, &shift->clock, shift->words);
   }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {
       reshard_server_keep(server, store, i);
     } else {
-      s->clock = (uint8_t)shift->clocks[shift->entries[i].clock].target;
       server->stats->slices_moved++;
       server->stats->bytes_moved += s->bytes;
     }
@@ -518,7 +450,6 @@ static void reshard_server_install(mlfab__server *server) {
   }
   store->changes = server->store.changes + 1;
   reshard_server_replace(server, shift);
-  mlfab__clock_tidy(server);
   server->norm_commits = 0;
   server->epoch = shift->attempt;
 }
@@ -562,9 +493,10 @@ static int reshard_server_quiet(const mlfab__server *server) {
  * different models, or when workers joined while the servers were at different rounds. Then the round closes without
  * them. If the servers agree, it cannot happen: another server decided the update after all workers had pushed to the
  * round before, so their updates come here first. */
-static int reshard_server_forces(mlfab__server *server, const mlfab__clock *clock) {
+static int reshard_server_forces(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
+  if (!server->rounds || server->tally.stopped == 0) return 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
     waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
@@ -598,12 +530,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
     if (reshard_server_quiet(server)) reshard_server_prepare(server);
   } else if (shift->sending && shift->coming == 0 && !shift->answered) {
     shift->answered = 1;
-    if (reshard_server_fits(server)) {
-      reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
-    } else {
-      reshard_server_failed(server, MLFAB__MOVE_SEND, MLFAB_ERR_LIMIT,
-                            "would have more than 8 consistency models");
-    }
+    reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
   }
 }
 
@@ -700,7 +627,7 @@ static void reshard_server_tick(mlfab__server *server) {
   if (!shift->leaderless) {
     const mlfab__moved *moved = &server->move.moved;
     if (moved->attempt == shift->attempt)
-      reshard_server_say(server, 0, moved->attempt, moved->step, moved->code);
+      MLFAB__POST(&server->move.across, 0, MLFAB__MOVED, moved, moved);
     return;
   }
   for (uint32_t s = 0; s < server->servers; s++) {
@@ -858,7 +785,9 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
       break;
     case MLFAB__MOVE_SEND:
       if (!ours) reshard_server_unknown(server, &move);
-      if (ours && shift->ready && !shift->sending) reshard_server_send(server);
+      if (!ours || !shift->ready || shift->sending) break;
+      if (move.flush) mlfab__clock_flush(server);
+      reshard_server_send(server);
       break;
     case MLFAB__MOVE_INSTALL:
       if (!ours) reshard_server_unknown(server, &move);

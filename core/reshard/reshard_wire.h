@@ -47,13 +47,14 @@ enum mlfab__move_step {
 };
 typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
   uint32_t attempt, step;
+  uint32_t flush;  /* only with SEND, else 0. 1: first apply the open round as it is */
   uint32_t slices; /* only with PREPARE, else 0 */
 } mlfab__move;
 
 typedef struct
     mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
-  uint64_t offset;                      /* offset in the slice */
+  uint32_t attempt, slice, kind;  /* kind: MLFAB__IMAGE_* (image.h) */
+  uint64_t offset;                /* offset in the slice */
   uint64_t version, commit;
   uint32_t last; /* 1: the last bytes of this slice */
 } mlfab__reshard_server_bytes;

@@ -25,20 +25,13 @@ enum {
   APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
 
-/* An update may touch slices of several clocks: each slice has its own mode. */
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
-                                                         const mlfab__incoming *update,
-                                                         uint32_t slice) {
+                                                         const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return MLFAB__APPLY_INIT;
-  if (server->rounds >> server->store.slices[slice].clock & 1) return MLFAB__APPLY_SUM;
+  if (server->rounds) return MLFAB__APPLY_SUM;
   if (server->config->on_update || !mlfab__optimizer_adds(&server->optimizer))
     return MLFAB__APPLY_STAGE;
   return MLFAB__APPLY_DIRECT;
-}
-
-/* Does the slice's version move with this update? If not, it moves with its round. */
-static int apply_at_once(const mlfab__server *server, uint32_t slice) {
-  return !(server->rounds >> server->store.slices[slice].clock & 1);
 }
 
 /* The scale of the received bytes; 1 if the aggregator has already scaled each member. */
@@ -50,27 +43,17 @@ static double apply_scale(const mlfab__server *server, const mlfab__incoming *up
  * member's scale. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode, uint32_t slice) {
+                                           enum mlfab__apply_mode mode) {
   if (mode == MLFAB__APPLY_INIT || mode == MLFAB__APPLY_STAGE) return 1.0;
   if (mode == MLFAB__APPLY_DIRECT || mlfab__optimizer_linear(&server->optimizer))
     return apply_scale(server, update);
-  const mlfab__clock *clock = &server->clocks[server->store.slices[slice].clock];
+  const mlfab__clock *clock = &server->clock;
   if (clock->round_members == 0) return 1.0;
   return clock->round_scale != 0.0 ? update->push.scale / clock->round_scale : 0.0;
 }
 
-/* The clocks of the update, as bits: those that apply at once are returned, those with rounds in *sums_p. */
-static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming *update,
-                             uint32_t *sums_p) {
-  uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
-  *sums_p = mask & server->rounds;
-  return mask & ~server->rounds;
-}
-
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
-  uint32_t sums, at_once = apply_clocks(server, update, &sums);
-  int plain = !server->config->on_update && mlfab__optimizer_adds(&server->optimizer);
-  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+  return mlfab__apply_mode(server, update) == MLFAB__APPLY_STAGE;
 }
 
 /* --- leaving the queue --- */
@@ -178,13 +161,13 @@ static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) 
 static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                                uint64_t bytes) {
   mlfab__store *store = &server->store;
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   /* Data that is read again soon should stay in the cache. */
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
     apply_piece_at(server, update, bytes, &piece);
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == MLFAB__APPLY_SUM ? store->sum[p] : store->w[p];
@@ -233,16 +216,11 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
 static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole,
                              int *code_p) {
   mlfab__piece piece;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   *code_p = 0;
+  /* A larger factor could make products infinite: only `consume` checks products. */
+  if (!(weight >= -1.0 && weight <= 1.0)) return 0;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-    /* A larger factor could make products infinite: only `consume` checks products. */
-    if (!(weight >= -1.0 && weight <= 1.0)) {
-      update->norm2 = 0.0;
-      apply_rewind(update);
-      return 0;
-    }
     if (!mlfab__kernel_finite(piece.dtype, data, piece.count)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
@@ -254,18 +232,11 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
   return 1;
 }
 
-/* The block that a piece is added to. */
-static uint32_t *apply_target(mlfab__server *server, const mlfab__incoming *update,
-                              const mlfab__piece *piece) {
-  int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;
-  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
-}
-
 /* Makes private copies of all blocks before anything changes: if memory runs out, the copies do no harm. */
 static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__piece piece;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    uint32_t *place = apply_target(server, update, &piece);
+    uint32_t *place = mlfab__apply_target(server, &piece);
     if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
     int code = mlfab__blocks_fresh(server, place, *place, 1);
     if (code) return code;
@@ -276,14 +247,15 @@ static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const
 static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__store *store = &server->store;
   mlfab__piece piece;
-  uint64_t delay = MLFAB__NEVER; /* not known yet */
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
+  uint64_t delay = 0;
+  if (mode == MLFAB__APPLY_STAGE) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    uint8_t *w = store->blocks[*apply_target(server, update, &piece)].data + piece.at;
+    uint8_t *w = store->blocks[*mlfab__apply_target(server, &piece)].data + piece.at;
     int watch = server->watch && mode != MLFAB__APPLY_SUM;
     if (watch) memcpy(server->packed, w, piece.bytes);
     if (mode == MLFAB__APPLY_STAGE) {
-      if (delay == MLFAB__NEVER) apply_versions(server, update, APPLY_ASKS, &delay, NULL);
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
       if (store->holders) store->own(server->env, store, piece.position);
@@ -292,7 +264,6 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
                              piece.count);
     } else {
-      double weight = mlfab__apply_weight(server, update, mode, piece.slice);
       mlfab__kernel_add_by(server->config->kernels, piece.dtype, w, w, data, weight, piece.count,
                            0);
     }
@@ -330,7 +301,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
       uint32_t at = update->push.versions == 1 ? 0 : seen;
       if (at >= update->push.versions) return MLFAB_ERR_ARGUMENT;
       uint64_t base = mlfab__min(update->versions[at], slice->version);
-      if (apply_at_once(server, i)) {
+      if (!server->rounds) {
         delay = mlfab__max(delay, slice->version - base);
         if (commit) slice->version += update->push.members;
         if (commit == APPLY_COMMITS) slice->commit++;
@@ -428,9 +399,9 @@ MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
 /* Swaps the `next` blocks into the model, or into the sum of their round. */
 static void apply_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
+  uint32_t *place = init || !server->rounds ? store->w : store->sum;
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__shard_slice *s = &store->slices[i];
-    uint32_t *place = init || apply_at_once(server, i) ? store->w : store->sum;
     for (uint32_t p = s->first; p < s->first + s->count; p++) {
       if (store->next[p] == MLFAB__NO_BLOCK) continue;
       mlfab__store_put(store, &place[p], store->next[p]);
@@ -439,41 +410,32 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* The first update of a round sets the scale of the sum. */
-static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *update, uint32_t sums) {
-  for (uint32_t g = 0; sums >> g != 0; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if ((sums >> g & 1) && clock->round_members == 0) clock->round_scale = update->push.scale;
-  }
-}
-
-/* All of its bytes here: also those of slices with rounds. */
-static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update,
-                                     uint32_t sums) {
+/* What an update that is applied at once will be. */
+static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;
   return (mlfab__commit){update->norm2, apply_scale(server, update), bytes,
-                         sums != 0 || bytes < server->store.bytes};
+                         bytes < server->store.bytes};
 }
 
-/* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
- * move where they were applied. */
+/* An update, or all members of a group, are in the model or in the round's sum: one commit; versions
+ * move if they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
-  uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int commit = APPLY_COMMITS;
-  if (at_once) {
+  if (!server->rounds) {
     server->stats->commits++;
-    const mlfab__commit applied = apply_commit_of(server, update, sums);
+    const mlfab__commit applied = apply_commit_of(server, update);
     if (server->keeper) server->keeper->committed(server, &applied);
+  } else if (server->clock.round_members == 0) {
+    server->clock.round_scale = update->push.scale; /* of the sum */
   }
-  if (sums) apply_open_rounds(server, update, sums);
   if (group) server->policy->end(server, update, 1);
   for (mlfab__incoming *next; update; update = next) {
     uint64_t delay = 0, version = 0;
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
-    mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
+    mlfab__apply_decide(server, update, 0, server->rounds ? server->clock.v_train : version, delay);
     commit = APPLY_JOINS;
   }
 }
@@ -501,10 +463,8 @@ static void apply_admitted(mlfab__server *server, mlfab__incoming *update) {
 
 MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
   mlfab__incoming *update = server->apply.head;
-  uint32_t sums;
-  int at_once = apply_clocks(server, update, &sums) != 0;
-  int asks = server->keeper && at_once && !(update->push.flags & MLFAB__PUSH_INIT);
-  const mlfab__commit commit = apply_commit_of(server, update, sums);
+  int asks = server->keeper && !server->rounds && !(update->push.flags & MLFAB__PUSH_INIT);
+  const mlfab__commit commit = apply_commit_of(server, update);
   server->apply.applying = MLFAB__APPLY_HELD;
   if (asks && !server->keeper->may(server, &commit)) return 0;
   server->apply.applying = MLFAB__APPLY_NONE;
@@ -590,7 +550,7 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   while (update->segment < update->push.segments && budget > 0 && !server->apply.code) {
     mlfab__piece piece;
     apply_piece_at(server, update, UINT64_MAX, &piece);
-    if (!server->store.ghost && apply_at_once(server, piece.slice)) {
+    if (!server->store.ghost) {
       if (next[piece.position] == MLFAB__NO_BLOCK)
         server->apply.code = update->codec->fresh(server, update, piece.slice, piece.position);
       if (server->apply.code) break;
@@ -721,9 +681,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
     if (!code && stands) code = apply_versions(server, update, APPLY_ASKS, &delay, NULL);
     if (!code) code = mlfab__queue_late(server, update, delay + ahead);
-    uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
-    if (!code && stands && mlfab__clock_late(server, update->worker, mask))
-      code = MLFAB_ERR_DROPPED;
+    if (!code && stands && mlfab__clock_late(server, update->worker)) code = MLFAB_ERR_DROPPED;
     if (code) return code;
     ahead += update->push.members;
     if (!group) return 0;
@@ -826,7 +784,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";
   if (apply_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
-  if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__clock_counts(server))
+  if (peer->queued > 0 && push->progress < peer->last_progress &&
+      mlfab__sync_counts(server->clock.sync.kind))
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {

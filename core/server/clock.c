@@ -1,11 +1,10 @@
-/* clock.c - the server role: consistency models of the slices. See server.h.
+/* clock.c - the server role: its consistency model. See server.h.
  *
- * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
+ * A server has one clock: a model with its V_train. A worker's progress is the number of its
  * whole updates. It is the same at all servers (push.c), whatever slices the updates touched. A server
  * knows it (`pushed`) from the updates that it decided, and from PUSH and PROGRESS frames, which report
  * updates that this server had no part of. `pushed` may be too small, never larger than is true before the
- * first update that is undecided here. An update may be taken in when all clocks that it touches allow it.
- * A pull is answered when all of its clocks have let it pass, one after another (serve.c).
+ * first update that is undecided here. An update may be taken in, and a pull answered (serve.c), when the clock allows it.
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, repeated until the condition is false
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
@@ -27,12 +26,11 @@
  * its PROGRESS; it tells them again when they greet it after the move.
  *
  * A change of models waits until no update is being written, because with rounds the bytes go to other
- * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
- * evaluates push conditions, and looks again at every delayed pull.
+ * blocks. Then, in one step, the server applies an open round that is abandoned, sets the model,
+ * evaluates its push condition, and looks again at every delayed pull.
  *
  * Invariants. (1) v_train never falls, and never passes the largest progress, even if a push condition is
- * always true. (2) The sum of a round is applied once, by the clock that built it. (3) A clock without
- * slices has no delayed pulls and no sum.
+ * always true. (2) The sum of a round is applied once, by the model that built it.
  *
  * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
 #include "server.h"
@@ -47,67 +45,28 @@ MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   return !peer->dead && !peer->left && !peer->done;
 }
 
-static int clock_significant(const mlfab__server *server) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_significant(&server->clocks[g].sync)) return 1;
-  }
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server) {
-  server->significant = clock_significant(server);
+  server->significant = mlfab__sync_significant(&server->clock.sync);
   server->measures = server->significant || server->keeper;
-  server->rounds = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (clock->used && mlfab__sync_rounds(clock->sync.kind)) server->rounds |= 1u << g;
-  }
+  server->rounds = mlfab__sync_rounds(server->clock.sync.kind);
 }
 
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
-  mlfab__clock *clock = &server->clocks[0];
+  mlfab__clock *clock = &server->clock;
   mlfab__clock_free(server);
-  clock->used = clock->due = 1;
+  clock->due = 1;
   clock->sync = *sync;
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
-  server->ngates = 1;
   mlfab__clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
-  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
-    mlfab__heap_free(&server->clocks[g].lazy.heap, server->env);
-  memset(server->clocks, 0, sizeof server->clocks);
-  server->ngates = server->nchanges = server->rounds = 0;
+  mlfab__heap_free(&server->clock.lazy.heap, server->env);
+  memset(&server->clock, 0, sizeof server->clock);
+  for (uint32_t w = 0; server->peers && w < server->workers; w++) server->peers[w].change.ask = 0;
+  server->rounds = 0;
   server->norm_commits = 0;
-}
-
-static uint32_t clock_all(const mlfab__server *server) {
-  uint32_t mask = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->clocks[g].used << g;
-  return mask;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
-                                           const mlfab__segment *segments, uint32_t n) {
-  if (server->ngates == 1 || n == 0) return clock_all(server);
-  const mlfab__store *store = &server->store;
-  uint32_t mask = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    uint64_t last = segments[k].offset + segments[k].bytes - 1;
-    uint32_t i = store->local[mlfab__layout_slice_at(&server->layout, segments[k].offset)];
-    uint32_t end = store->local[mlfab__layout_slice_at(&server->layout, last)];
-    for (; i <= end; i++) mask |= 1u << store->slices[i].clock;
-  }
-  return mask;
-}
-
-MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_counts(server->clocks[g].sync.kind)) return 1;
-  }
-  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
@@ -135,12 +94,12 @@ static void clock_count(mlfab__server *server) {
     tally->lowest += peer->pushed == tally->slowest;
     tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   }
-  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
+  server->clock.arrived_at = 0;
 }
 
 /* Number of members whose update of the open iteration was decided. The tally is valid. */
-static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
-  mlfab__clock *clock = &server->clocks[g];
+static uint32_t clock_arrived(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   if (clock->v_train < server->tally.slowest) return server->tally.members;
   if (clock->arrived_at == clock->v_train + 1) return clock->arrived;
   clock->arrived_at = clock->v_train + 1;
@@ -161,10 +120,8 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   if (!mlfab__clock_lives(peer) || peer->pushed == before) return;
   tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   if (before == tally->slowest && --tally->lowest == 0) tally->counted = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
-  }
+  mlfab__clock *clock = &server->clock;
+  clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
 }
 
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
@@ -177,18 +134,17 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   return MLFAB_NO_RANK;
 }
 
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
-                                        uint32_t worker, uint64_t progress,
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {
   if (!server->tally.counted) clock_count(server);
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
   state->iteration = progress;
-  state->v_train = clock->v_train;
+  state->v_train = server->clock.v_train;
   state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
   state->members = server->tally.members;
-  state->arrived = clock_arrived(server, (uint32_t)(clock - server->clocks));
+  state->arrived = clock_arrived(server);
   state->fastest = server->tally.fastest;
   state->slowest = server->tally.slowest;
 }
@@ -196,31 +152,20 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
 /* --- updates --- */
 
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress, uint32_t mask) {
+                                          uint64_t progress) {
+  const mlfab__clock *clock = &server->clock;
   /* An update that is not the worker's next has a larger number than `pushed`. */
   uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
-  mask &= server->rounds;
-  for (uint32_t g = 0; mask >> g != 0; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (!(mask >> g & 1)) continue;
-    if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
-    if (!server->options.deterministic) continue;
-    for (uint32_t w = 0; w < worker; w++) {
-      const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
-    }
+  if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
+  for (uint32_t w = 0; server->rounds && server->options.deterministic && w < worker; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
   }
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask) {
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if ((mask >> g & 1) &&
-        mlfab__sync_late(&clock->sync, server->peers[worker].pushed, clock->v_train))
-      return 1;
-  }
-  return 0;
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker) {
+  return mlfab__sync_late(&server->clock.sync, server->peers[worker].pushed, server->clock.v_train);
 }
 
 /* |w| of the shard after its last commit. Cached; costs one pass over the shard. */
@@ -254,11 +199,9 @@ static void clock_significance(mlfab__server *server, const mlfab__incoming *upd
 /* A worker's progress has grown from `before`. */
 static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
   clock_tell_tally(server, peer, before);
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
-    if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
-  }
+  mlfab__clock *clock = &server->clock;
+  int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
+  if (crossed || mlfab__sync_watches(clock->sync.kind)) clock->due = 1;
 }
 
 /* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress; `falls`: they may fall, too. Two
@@ -324,42 +267,30 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
   uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) clock_significance(server, update);
-  /* With several clocks, the worker's next update has waited for this one. */
-  if (server->ngates > 1) server->queue.place_due = 1;
   peer->pushed = before + (uint64_t)whole;
   if (whole) peer->decided = peer->pushed;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
-     * which slice. A late update that is kept does not contribute. */
-    if (code == 0 && (server->rounds >> g & 1)) {
-      clock->round_members += update->push.members;
-      if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
-        clock->contributors += !(peer->contributed >> g & 1);
-        peer->contributed |= 1u << g;
-      }
+  /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
+   * which slice. A late update that is kept does not contribute. */
+  mlfab__clock *clock = &server->clock;
+  if (code == 0 && server->rounds) {
+    clock->round_members += update->push.members;
+    if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
+      clock->contributors += !peer->contributed;
+      peer->contributed = 1;
     }
-    /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
-    if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
-      peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
+  /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
+  if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
+    peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   if (peer->pushed > before + 1) clock_renumber(server, update->worker, update, 0);
   clock_crossed(server, peer, known);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker) {
-  uint64_t join = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    int applying =
-        server->apply.applying == MLFAB__APPLY_ROUND && server->apply.clock == g && !clock->flush;
-    int closed =
-        (server->rounds >> g & 1) && (server->peers[worker].pushed > clock->v_train || applying);
-    join = mlfab__max(join, clock->v_train + (closed ? 1 : 0));
-  }
-  return join;
+  const mlfab__clock *clock = &server->clock;
+  int applying = server->apply.applying == MLFAB__APPLY_ROUND && !clock->flush;
+  int closed = server->rounds && (server->peers[worker].pushed > clock->v_train || applying);
+  return clock->v_train + (closed ? 1 : 0);
 }
 
 /* --- rounds and iterations --- */
@@ -367,37 +298,39 @@ MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   server->tally.counted = 0;
   server->queue.place_due = 1;
-  for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
+  server->clock.due = 1;
 }
 
 /* Number of live workers whose update of the open round is here. Others may be past the round because they
  * were late in it at another server. */
-static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
-  uint32_t n = 0, bit = 1u << (clock - server->clocks);
+static uint32_t clock_came(const mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
+  uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
     n += mlfab__clock_lives(peer) && peer->pushed > clock->v_train &&
-         (peer->decided > clock->v_train || (peer->contributed & bit));
+         (peer->decided > clock->v_train || peer->contributed);
   }
   return n;
 }
 
 /* Evaluates the push condition. Without members, an iteration in which anything arrived is closed as it is,
  * even without a sum, because pulls wait for it. */
-static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
+static int clock_complete(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   if (!server->tally.counted) clock_count(server);
   uint64_t most = server->tally.most;
-  mlfab__clock_state(server, clock, MLFAB__NO_NODE, most, &state);
+  mlfab__clock_state(server, MLFAB__NO_NODE, most, &state);
   if (state.members == 0) return clock->round_members > 0 || most > clock->v_train;
   if (most <= clock->v_train) return 0;
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
   if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
       state.arrived >= clock->sync.need)
-    state.arrived = clock_came(server, clock);
+    state.arrived = clock_came(server);
   return mlfab__sync_complete_round(&clock->sync, &state) ||
-         (server->move.hooks && server->move.hooks->forces(server, clock));
+         (server->move.hooks && server->move.hooks->forces(server));
 }
 
 /* Number of live workers whose decided updates here reach this progress. */
@@ -412,8 +345,8 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
 
 /* The iteration up to which all is complete: for all members, or for as many as a round needs. Without
  * members: the largest progress of any worker that was ever here. */
-static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
-                              const mlfab_sync_state *state) {
+static uint64_t clock_reached(const mlfab__server *server, const mlfab_sync_state *state) {
+  const mlfab__clock *clock = &server->clock;
   uint64_t reached = clock->v_train;
   if (state->members == 0) return server->tally.most;
   if (clock->sync.kind != MLFAB_SYNC_DROP || clock->sync.need >= state->members ||
@@ -424,72 +357,67 @@ static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *c
   return reached;
 }
 
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock) {
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   clock->v_train++;
-  if (clock == &server->clocks[0]) server->stats->rounds++;
+  server->stats->rounds++;
   /* Progress beyond the updates that can be in flight was only reported: V_train jumps there in one step. */
-  mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
-  uint64_t reached = clock_reached(server, clock, &state);
+  mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
+  uint64_t reached = clock_reached(server, &state);
   if (clock->sync.kind != MLFAB_SYNC_USER && reached > clock->v_train + MLFAB__SERVER_QUEUED)
     clock->v_train = reached;
   if (clock->sync.kind == MLFAB_SYNC_DSPS) {
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
     mlfab__sync_tune(&clock->sync, &clock->tuner, clock->delayed, state.fastest - state.slowest);
   }
   clock->delayed = 0;
 }
 
-/* Begins to apply the open round of a clock. */
-static void clock_close(mlfab__server *server, uint32_t clock) {
+MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush) {
+  server->clock.flush = flush;
   server->apply.applying = MLFAB__APPLY_ROUND;
   server->apply.code = 0;
-  server->apply.clock = clock;
   server->apply.slice = 0;
   server->apply.position = 0;
 }
 
-MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock) {
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server) {
+  const mlfab__clock *clock = &server->clock;
   uint32_t n = clock->contributors;
   if (!server->options.mean) return 1.0;
   if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
     mlfab_sync_state state;
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    mlfab__clock_state(server, MLFAB__NO_NODE, 0, &state);
     if (state.members > n) n = state.members;
   }
   return 1.0 / (n > 0 ? n : 1);
 }
 
 /* Does the keeper not let the open round be applied yet? It stays due. */
-static int clock_held(mlfab__server *server, uint32_t clock) {
+static int clock_held(mlfab__server *server) {
   if (!server->keeper) return 0;
-  const mlfab__commit commit = server->keeper->round(server, clock);
+  const mlfab__commit commit = server->keeper->round(server);
   return !server->keeper->may(server, &commit);
 }
 
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  if (server->untidy && mlfab__clock_tidy(server)) {
-    server->serve.changed = 1;
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    while (clock->due && clock->used) {
-      clock->due = clock_complete(server, clock);
-      if (!clock->due) break;
-      if ((server->rounds >> g & 1) && clock->round_members > 0) {
-        if (clock_held(server, g)) break;
-        clock_close(server, g);
-        return 1;
-      }
-      mlfab__clock_step(server, clock);
-      server->queue.place_due = 1;
-      moved = 1;
+  while (clock->due) {
+    clock->due = clock_complete(server);
+    if (!clock->due) break;
+    if (server->rounds && clock->round_members > 0) {
+      if (clock_held(server)) break;
+      mlfab__clock_close(server, 0);
+      return 1;
     }
-    moved |= mlfab__sync_watches(clock->sync.kind);
+    mlfab__clock_step(server);
+    server->queue.place_due = 1;
+    moved = 1;
   }
-  server->serve.due |= moved;
+  server->serve.due |= moved || mlfab__sync_watches(clock->sync.kind);
   return 0;
 }
 
@@ -501,7 +429,7 @@ static void clock_answer(mlfab__server *server, uint32_t worker, uint64_t ask, i
   memset(&ack, 0, sizeof ack);
   ack.ask = ask;
   ack.code = code;
-  ack.counts = (uint32_t)mlfab__clock_counts(server);
+  ack.counts = (uint32_t)mlfab__sync_counts(server->clock.sync.kind);
   snprintf(ack.text, sizeof ack.text, "%s", text);
   MLFAB__POST(&server->port, worker, MLFAB__SYNC_ACK, sync_ack, &ack);
 }
@@ -510,39 +438,14 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Does the slice hold bytes of the tensor that is to change? */
-static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
-  const mlfab__shard_slice *s = &server->store.slices[slice];
-  if (tensor == MLFAB_ALL) return 1;
-  const mlfab__tensor *t = mlfab__layout_find(&server->layout, tensor);
-  return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
-}
-
-/* Number of slices of a clock; *touched_p: those of them that are to change. */
-static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32_t tensor,
-                             uint32_t *touched_p) {
-  uint32_t n = 0;
-  *touched_p = 0;
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (server->store.slices[i].clock != clock) continue;
-    n++;
-    *touched_p += (uint32_t)clock_touches(server, i, tensor);
-  }
-  return n;
-}
-
 /* Sets *error and returns a code if the change is impossible, else 0. */
-static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
-                        mlfab_error *error) {
-  const mlfab_sync *sync = &change->consistency;
+static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
   int rounds = mlfab__sync_rounds(sync->kind);
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
   if (code) return code;
   if (server->phase != MLFAB__MODEL_STANDS)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
-  if (change->tensor != MLFAB_ALL && !mlfab__layout_find(&server->layout, change->tensor))
-    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "there is no tensor %u", change->tensor);
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
@@ -564,172 +467,51 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
           mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
     return;
   mlfab__server_peer *peer = &server->peers[worker];
-  for (uint32_t i = 0; i < server->nchanges; i++) {
-    const struct mlfab__change_wait *wait = &server->changes[i];
-    /* repeated on a new link */
-    if (wait->worker == worker && wait->change.ask == change.ask) return;
-  }
+  if (peer->change.ask == change.ask) return; /* repeated on a new link */
   if (change.ask <= peer->changed) {
     clock_answer(server, worker, change.ask, 0, "");
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = clock_refuse(server, &change, &error);
-  if (!code && server->nchanges == MLFAB__SERVER_CHANGES)
-    code =
-        MLFAB__FAIL(&error, MLFAB_ERR_AGAIN, "%d other changes are waiting", MLFAB__SERVER_CHANGES);
+  int code = clock_refuse(server, &change.consistency, &error);
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;
   }
-  server->changes[server->nchanges].worker = worker;
-  server->changes[server->nchanges++].change = change;
-  server->due = 1;
+  peer->change = change;
+  server->due = server->changes = 1;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train) {
-  uint32_t g = 0;
-  while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
-  if (g == MLFAB__CLOCKS) return g;
-  mlfab__clock *clock = &server->clocks[g];
-  mlfab__lazy kept = clock->lazy;
-  memset(clock, 0, sizeof *clock);
-  clock->lazy = kept;
-  clock->used = 1;
-  clock->v_train = v_train;
-  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << g);
-  if (g >= server->ngates) server->ngates = g + 1;
-  return g;
-}
-
-/* A server without slices keeps one clock, the slowest: slices that had others have moved away. */
-static uint32_t clock_only(mlfab__server *server) {
-  uint32_t only = MLFAB__CLOCKS;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!clock->used) continue;
-    int slower = only == MLFAB__CLOCKS || clock->v_train < server->clocks[only].v_train;
-    if (slower && only != MLFAB__CLOCKS) server->clocks[only].used = 0;
-    if (!slower) clock->used = 0;
-    if (slower) only = g;
-  }
-  return only;
-}
-
-/* The clock to change: one whose slices all change, or one that already has the new model. MLFAB__CLOCKS: a
- * new one is needed. */
-static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t touched;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    uint32_t n = clock_slices(server, g, change->tensor, &touched);
-    if (server->clocks[g].used && touched == n && n > 0) return g;
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used && mlfab__sync_equal(&server->clocks[g].sync, &change->consistency))
-      return g;
-  }
-  return MLFAB__CLOCKS;
-}
-
-/* The same, but creates a clock if needed. MLFAB__CLOCKS: there is no room. */
-static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint64_t v_train = UINT64_MAX;
-  uint32_t touched;
-  if (server->store.nslices == 0) return clock_only(server);
-  uint32_t target = clock_target(server, change);
-  if (target < MLFAB__CLOCKS) return target;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    clock_slices(server, g, change->tensor, &touched);
-    if (touched > 0) v_train = mlfab__min(v_train, server->clocks[g].v_train);
-  }
-  return mlfab__clock_new(server, v_train);
-}
-
-MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
-  int merged = 0;
-  server->untidy = 0;
-  for (uint32_t g = 1; g < server->ngates; g++) {
-    const mlfab__clock *clock = &server->clocks[g];
-    for (uint32_t h = 0; clock->used && h < g; h++) {
-      const mlfab__clock *other = &server->clocks[h];
-      if (!other->used || !mlfab__sync_equal(&clock->sync, &other->sync)) continue;
-      if (clock->v_train != other->v_train || clock->round_members + other->round_members > 0) {
-        server->untidy = 1;
-        continue;
-      }
-      for (uint32_t i = 0; i < server->store.nslices; i++) {
-        if (server->store.slices[i].clock != g) continue;
-        server->store.slices[i].clock = (uint8_t)h;
-        mlfab__store_change(&server->store, i);
-        merged = 1;
-      }
-    }
-  }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    uint32_t touched;
-    if (clock_slices(server, g, MLFAB_ALL, &touched) > 0 || server->store.nslices == 0) continue;
-    server->clocks[g].used = 0;
-  }
-  while (server->ngates > 1 && !server->clocks[server->ngates - 1].used) server->ngates--;
+static void clock_install(mlfab__server *server, const mlfab_sync *sync) {
+  server->clock.sync = *sync;
+  server->clock.tuner = (mlfab__sync_tuner){(uint64_t)sync->staleness, 0};
   mlfab__clock_measure(server);
-  return merged;
-}
-
-/* Must an open round be applied first, because slices leave it? */
-static int clock_must_flush(const mlfab__server *server, uint32_t g,
-                            const mlfab__sync_ask *change) {
-  const mlfab__clock *clock = &server->clocks[g];
-  uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
-  if (!(server->rounds >> g & 1) || clock->round_members == 0) return 0;
-  int stays = touched == n && g == clock_target(server, change);
-  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
-}
-
-static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t target = clock_make_target(server, change);
-  if (target == MLFAB__CLOCKS) return MLFAB_ERR_LIMIT;
-  mlfab__clock *clock = &server->clocks[target];
-  clock->sync = change->consistency;
-  clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
-  if (!mlfab__sync_rounds(clock->sync.kind)) {
-    /* On a server without slices, the round has nothing to apply. */
-    clock->contributors = clock->round_members = 0;
-    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
-  }
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (!clock_touches(server, i, change->tensor)) continue;
-    server->store.slices[i].clock = (uint8_t)target;
-    mlfab__store_change(&server->store, i);
-  }
-  mlfab__clock_tidy(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
-  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
-  while (server->nchanges > 0) {
-    const mlfab__sync_ask change = server->changes[0].change;
-    uint32_t worker = server->changes[0].worker;
-    for (uint32_t g = 0; g < server->ngates; g++) {
-      if (!clock_must_flush(server, g, &change)) continue;
-      if (clock_held(server, g)) return 0;
-      server->clocks[g].flush = 1;
-      clock_close(server, g);
+  for (uint32_t w = 0; server->changes && w < server->workers; w++) {
+    mlfab__sync_ask *change = &server->peers[w].change;
+    if (change->ask == 0) continue;
+    /* Updates leave their open round. */
+    if (server->clock.round_members > 0 && !mlfab__sync_rounds(change->consistency.kind)) {
+      if (clock_held(server)) return 0;
+      mlfab__clock_close(server, 1);
       return 1;
     }
-    int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
-    int code = clock_install(server, &change);
-    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
-    memmove(&server->changes[0], &server->changes[1],
-            (server->nchanges - 1) * sizeof server->changes[0]);
-    server->nchanges--;
-    if (!code) server->peers[worker].changed = change.ask;
-    clock_answer(server, worker, change.ask, code,
-                 code ? "a server has at most 8 consistency models at a time" : "");
-    for (uint32_t w = 0; counted != mlfab__clock_counts(server) && w < server->workers; w++)
-      mlfab__clock_tell(server, w);
+    int counted = mlfab__sync_counts(server->clock.sync.kind);
+    int absolute = mlfab__clock_absolute(server);
+    clock_install(server, &change->consistency);
+    server->regroups |= absolute != mlfab__clock_absolute(server);
+    server->peers[w].changed = change->ask;
+    change->ask = 0;
+    clock_answer(server, w, server->peers[w].changed, 0, "");
+    for (uint32_t k = 0;
+         counted != mlfab__sync_counts(server->clock.sync.kind) && k < server->workers; k++)
+      mlfab__clock_tell(server, k);
     server->retold = 1;
   }
+  server->changes = 0;
   return 0;
 }

@@ -1,34 +1,26 @@
-/* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. */
+/* clock_copy.h - the server role: its clock as a record, for slices that move, checkpoints and replicas. */
 #ifndef MLFAB__CLOCK_COPY_H
 #define MLFAB__CLOCK_COPY_H
 
 #include "server.h"
 
-/* Describes a clock for the server that gets some of its slices. `words` has room for
- * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__clock_record *out, uint32_t *words);
+/* Describes the clock. `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
+                                       uint32_t *words);
+/* Takes a clock over, and forgets changes that wait. There are no delayed pulls. */
+MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
+                                       const uint32_t *words);
 /* Sets the bits of the workers that iterations wait for, and clears those of all others. */
 MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__clock_record *clock,
-                                       const uint32_t *clock_words, const mlfab__clock_record *in,
-                                       const uint32_t *words);
-/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__clock_record *in, const uint32_t *words);
-/* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server, const mlfab__clock_record *in,
-                                            const uint32_t *words);
-
-/* The same for a stored clock. The first one replaces the clock of a new model. */
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__clock_record *in, const uint32_t *words);
-
-/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
- * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server, const mlfab__clock_record *clocks,
-                                         uint32_t n, const uint32_t *words);
+/* Adds the workers of another server's open round, which is the same round of the same model. */
+MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__clock_record *in,
+                                        const uint32_t *words);
+/* A number of the model and its round: servers with the same number can go on with sums of each other. But if the optimizer
+ * steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
+MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock);
+MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
+                                          const mlfab__clock_record *clock);
+/* Applies the open round as it is, in one long step. V_train stays. */
+MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server);
 
 #endif

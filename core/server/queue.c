@@ -86,14 +86,8 @@ MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
-  if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  /* With several clocks, one could let a worker's second update in while another holds back the first. */
-  for (const mlfab__incoming *u = server->ngates > 1 ? server->queue.first : NULL; u && u != update;
-       u = u->next) {
-    if (u->worker == update->worker) return 0;
-  }
-  return mlfab__clock_may_push(server, update->worker, update->push.progress,
-                               mlfab__clock_mask(server, update->segments, update->push.segments));
+  return server->phase == MLFAB__MODEL_STANDS &&
+         mlfab__clock_may_push(server, update->worker, update->push.progress);
 }
 
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,

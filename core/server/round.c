@@ -3,12 +3,8 @@
 
 #include "../kernels/kernels.h"
 
-static int round_of(const mlfab__server *server, uint32_t slice) {
-  return server->store.slices[slice].clock == server->apply.clock;
-}
-
-static void round_info(const mlfab__server *server, const mlfab__clock *clock,
-                       mlfab_update_info *info) {
+static void round_info(const mlfab__server *server, mlfab_update_info *info) {
+  const mlfab__clock *clock = &server->clock;
   memset(info, 0, sizeof *info);
   info->worker = MLFAB__NO_NODE;
   info->members = clock->contributors;
@@ -76,29 +72,26 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
   /* Even a round that was refused may have stepped some state. */
   if (summed) mlfab__store_change(store, slice);
   if (server->apply.code || !summed) return;
-  s->version += server->clocks[server->apply.clock].round_members;
+  s->version += server->clock.round_members;
   s->commit++;
 }
 
 /* Ends the round: swaps, counts, opens the next. */
 static void round_close(mlfab__server *server) {
-  mlfab__clock *clock = &server->clocks[server->apply.clock];
+  mlfab__clock *clock = &server->clock;
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
   if (!server->apply.code && clock->round_members > 0) {
     server->stats->commits++;
     if (server->keeper) {
-      const mlfab__commit commit = server->keeper->round(server, server->apply.clock);
+      const mlfab__commit commit = server->keeper->round(server);
       server->keeper->committed(server, &commit);
     }
   }
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (round_of(server, i)) round_swap(server, i);
-  }
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed &= ~(1u << server->apply.clock);
+  for (uint32_t i = 0; i < server->store.nslices; i++) round_swap(server, i);
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
   server->apply.applying = MLFAB__APPLY_NONE;
   clock->contributors = clock->round_members = clock->measured = 0;
-  if (!clock->flush) mlfab__clock_step(server, clock);
+  if (!clock->flush) mlfab__clock_step(server);
   clock->flush = 0;
   server->queue.place_due = 1;
   server->serve.due = 1;
@@ -106,17 +99,15 @@ static void round_close(mlfab__server *server) {
 
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   mlfab__store *store = &server->store;
-  const mlfab__clock *clock = &server->clocks[server->apply.clock];
   mlfab_update_info info;
-  round_info(server, clock, &info);
-  double share = mlfab__clock_share(server, clock);
+  round_info(server, &info);
+  double share = mlfab__clock_share(server);
   if (mlfab__optimizer_linear(&server->optimizer) && !server->config->on_update)
     info.scale *= share;
   int plain = !server->config->on_update && mlfab__optimizer_linear(&server->optimizer) &&
               mlfab__optimizer_states(server->optimizer.kind) == 0;
   for (; server->apply.slice < store->nslices && !server->apply.code; server->apply.slice++) {
     const mlfab__shard_slice *slice = &store->slices[server->apply.slice];
-    if (!round_of(server, server->apply.slice)) continue;
     if (server->apply.position < slice->first) server->apply.position = slice->first;
     while (server->apply.position < slice->first + slice->count && !server->apply.code) {
       if (budget == 0) return 0;

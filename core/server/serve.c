@@ -22,7 +22,7 @@
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
 
-/* It has left the buffer of the clock that it waited for. */
+/* It has left the buffer of the clock. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   server->serve.waiting--;
   pull->waiting = 0;
@@ -61,7 +61,7 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *serve
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
   assert(pull->request != 0);
   if (pull->waiting) {
-    mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
+    mlfab__lazy_remove(&server->clock.lazy, pull->tag);
     serve_unwait(server, pull);
   }
   mlfab__blocks_unpin(server, pull);
@@ -91,16 +91,15 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
 
 /* Tells the worker whom the pull waits for, so that a deadline can name it. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
-  const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
   mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
-  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
+  mlfab__clock_state(server, pull->worker, pull->progress, &state);
   wait.rank = mlfab__clock_slowest(server);
   snprintf(
       wait.text, sizeof wait.text,
       ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "
       "slowest %llu; V_train is %llu, %u of %u have pushed the next",
-      server->number, mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
+      server->number, mlfab__sync_name(server->clock.sync.kind), (unsigned long long)pull->progress,
       (unsigned long long)state.fastest, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
@@ -138,12 +137,12 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 
 /* --- the pull condition --- */
 
-/* Does this clock let the pull pass? `again`: the pull was delayed before. */
-static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
-  const mlfab__clock *clock = &server->clocks[g];
+/* Does the pull condition hold? `again`: the pull was delayed before. */
+static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, int again) {
+  const mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
   if (clock->sync.kind == MLFAB_SYNC_ASYNC) return 1;
-  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
+  mlfab__clock_state(server, pull->worker, pull->progress, &state);
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->pull_condition(server->config->user, &state) != 0;
   uint64_t threshold = clock->tuner.threshold;
@@ -153,38 +152,27 @@ static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint
   return mlfab__sync_may_pull(&clock->sync, threshold, &state, draw);
 }
 
-/* Asks the clocks that the pull has not passed yet; the first that refuses delays it. 1 when all have let
- * it pass, 0 when it waits or has failed. */
+/* 1 if the pull may be answered; 0 when it waits or has failed. */
 static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
-  uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (!(mask >> g & 1)) continue;
-    if (serve_may(server, pull, g, again)) {
-      pull->passed |= 1u << g;
-      continue;
-    }
-    uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
-    if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
-      mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
-      mlfab__serve_end(server, pull);
-      return 0;
-    }
-    server->serve.waiting += !pull->waiting;
-    pull->waiting = 1;
-    pull->clock = g;
+  mlfab__clock *clock = &server->clock;
+  if (serve_may(server, pull, again)) return 1;
+  uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
+  if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
+    mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+    mlfab__serve_end(server, pull);
     return 0;
   }
-  return 1;
+  server->serve.waiting += !pull->waiting;
+  pull->waiting = 1;
+  return 0;
 }
 
 /* The pull condition holds: begins to answer, or the policy holds the pull back. */
 static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) serve_unwait(server, pull);
   /* Reported once: the next pull gets the model as it is. */
-  uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
-  for (uint32_t g = 0; g < server->ngates; g++)
-    refused = mlfab__max(refused, server->clocks[g].refused_round);
+  uint64_t refused = server->clock.refused_round;
+  uint64_t told = server->peers[pull->worker].refused_told;
   if (refused != 0 && pull->progress == refused && told != refused) {
     server->peers[pull->worker].refused_told = refused;
     mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_CALLBACK,
@@ -196,35 +184,28 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
     mlfab__serve_begin(server, pull);
 }
 
-/* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
- * passed this clock; `changed`: they have passed no clock. */
-static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
+/* Looks at the delayed pulls that are due, and starts those that may be answered: all, if they `pass`. */
+static void serve_due(mlfab__server *server, int pass) {
   uint64_t tag;
-  while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
+  while (mlfab__lazy_pop(&server->clock.lazy, server->clock.v_train, &tag)) {
     mlfab__server_pull *pull =
         &server->peers[tag / MLFAB__SERVER_SLOTS].pulls[tag % MLFAB__SERVER_SLOTS];
-    pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
-    if (serve_pass(server, pull, 1)) serve_start(server, pull);
-  }
-}
-
-static void serve_check(mlfab__server *server) {
-  for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
-    mlfab__clock *clock = &server->clocks[g];
-    if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
-    int passes = !mlfab__sync_rechecks(&clock->sync);
-    serve_due(server, g, passes, 0);
+    if (pass || serve_pass(server, pull, 1)) serve_start(server, pull);
   }
 }
 
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
+  mlfab__clock *clock = &server->clock;
   int changed = server->serve.changed, due = server->serve.due;
   server->serve.changed = server->serve.due = 0;
-  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) {
-    mlfab__lazy_wake_all(&server->clocks[g].lazy);
-    serve_due(server, g, 0, 1);
+  if (server->serve.waiting == 0) return;
+  if (changed) {
+    mlfab__lazy_wake_all(&clock->lazy);
+    serve_due(server, 0);
   }
-  if (due) serve_check(server);
+  if (!due) return;
+  if (mlfab__sync_watches(clock->sync.kind)) mlfab__lazy_wake_all(&clock->lazy);
+  serve_due(server, !mlfab__sync_rechecks(&clock->sync));
 }
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
@@ -266,7 +247,6 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->attempt = 0;
   pull->waiting = pull->offered = pull->poor = 0;
   pull->view = NULL;
-  pull->passed = 0;
   pull->held = MLFAB__PULL_GOES;
 }
 
@@ -328,7 +308,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     serve_start(server, pull);
   } else if (pull->waiting) {
     server->stats->pulls_delayed++;
-    server->clocks[pull->clock].delayed++;
+    server->clock.delayed++;
     serve_wait(server, pull);
   }
 }

@@ -184,7 +184,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   uint64_t join = mlfab__clock_join(server, worker);
   peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
-  if (fresh) peer->changed = 0;
+  if (fresh) peer->changed = peer->change.ask = 0;
   mlfab__clock_members(server);
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;

@@ -46,9 +46,7 @@ enum {
   MLFAB__SERVER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16, /* updates that may send before their turn */
-  MLFAB__CLOCKS = 8,         /* consistency models at the same time */
-  MLFAB__SERVER_CHANGES = 8  /* consistency changes that wait */
+  MLFAB__SERVER_STAGES = 16 /* updates that may send before their turn */
 };
 #define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
 
@@ -112,10 +110,8 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment;        /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;                     /* for the pull condition of a clock ... */
-  uint32_t clock;                  /* ... of this one */
-  uint32_t passed;                 /* bit mask of the clocks whose condition held */
-  uint64_t tag;                    /* its tag in the clocks' buffers */
+  int waiting;                     /* for the pull condition */
+  uint64_t tag;                    /* its tag in the clock's buffer */
   int held;                        /* mlfab__pull_held */
   int poor;                        /* there is no memory to copy its bytes to */
   struct mlfab__server_view *view; /* of the lender: it asks for a view; or NULL */
@@ -132,15 +128,16 @@ typedef struct mlfab__server_pull {
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done;
-  uint8_t absent;       /* no process has had the number, or its last one has left or died */
-  uint8_t local;        /* its link's transport reaches this host only */
-  uint8_t guest;        /* a new process that is not counted yet: see clock.c */
-  uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
-  uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
-  uint64_t decided;     /* its progress after the last update decided here */
-  uint64_t changed;     /* id of its last answered consistency change */
-  uint32_t stopped;     /* the reshard attempt that it has stopped for, or 0 */
-  int drained;          /* sends nothing more before the slices have moved */
+  uint8_t absent;         /* no process has had the number, or its last one has left or died */
+  uint8_t local;          /* its link's transport reaches this host only */
+  uint8_t guest;          /* a new process that is not counted yet: see clock.c */
+  uint8_t contributed;    /* the open round has an update of it */
+  uint64_t pushed;        /* its progress, as far as this server knows: see clock.c */
+  uint64_t decided;       /* its progress after the last update decided here */
+  uint64_t changed;       /* id of its last answered consistency change */
+  mlfab__sync_ask change; /* the change that waits, if its `ask` is not 0 */
+  uint32_t stopped;       /* the reshard attempt that it has stopped for, or 0 */
+  int drained;            /* sends nothing more before the slices have moved */
   /* it was told that slices are moving, and must be told when they have moved */
   int put_off;
   double significance; /* |g| of its last update here, relative to |w|; negative: unknown */
@@ -167,10 +164,9 @@ typedef struct mlfab__server_peer {
   mlfab__define define; /* options of that definition, and its number of tensors */
 } mlfab__server_peer;
 
-/* A consistency model of some slices, with its progress. See clock.c. */
+/* A consistency model, with its progress. See clock.c. */
 typedef struct mlfab__clock {
   mlfab_sync sync;
-  int used;
   int due; /* the push condition must be evaluated again */
   uint64_t v_train;
   mlfab__sync_tuner tuner;
@@ -284,7 +280,7 @@ typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
   /* Must this round be closed without workers that have stopped for the move? Moves those on. */
-  int (*forces)(mlfab__server *server, const mlfab__clock *clock);
+  int (*forces)(mlfab__server *server);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
@@ -328,8 +324,8 @@ typedef struct mlfab__server_keeper {
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
-  /* The commit that the open round of a clock will be. */
-  mlfab__commit (*round)(mlfab__server *server, uint32_t clock);
+  /* The commit that the open round will be. */
+  mlfab__commit (*round)(mlfab__server *server);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
@@ -412,7 +408,7 @@ typedef struct mlfab__server_apply {
   uint64_t stage_bytes;
   /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
-  uint32_t clock, slice, position; /* of a round */
+  uint32_t slice, position; /* of a round */
   int code;
   uint8_t *scratch; /* one block, for callbacks: the sum, beside the weights */
 } mlfab__server_apply;
@@ -482,18 +478,12 @@ struct mlfab__server {
   uint8_t *came;   /* of `sparse`: packets of the frame being taken in */
   int watch;       /* commits are compared with the old model: tags, or a change filter */
   /* Consistency: clock.c. */
-  mlfab__clock clocks[MLFAB__CLOCKS];
+  mlfab__clock clock;
   mlfab__clock_tally tally;
-  uint32_t ngates; /* clocks at or above this index are unused */
-  int significant; /* a consistency model uses |g| / |w| */
-  int measures;    /* norms of updates are taken: for such a model, or for the keeper */
-  int untidy;      /* two clocks have the same model */
-  struct mlfab__change_wait {
-    uint32_t worker;
-    mlfab__sync_ask change;
-  } changes[MLFAB__SERVER_CHANGES];
-  uint32_t nchanges;
-  uint32_t rounds;       /* the clocks with rounds: a bit for each. Set by mlfab__clock_measure */
+  int significant;       /* the consistency model uses |g| / |w| */
+  int measures;          /* norms of updates are taken: for such a model, or for the keeper */
+  int rounds;            /* the model has rounds */
+  int changes;           /* some peer's change waits */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
@@ -593,32 +583,24 @@ MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
                                         int fill);
 
-/* clock.c - the clocks of a new model; returns their memory. */
+/* clock.c - the clock of a new model; returns its memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: which clocks have
- * rounds, and whether norms are taken. */
+/* Does the worker count? After a change of models: are there rounds, and are norms taken? */
 MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
-MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
 MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
-/* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
-MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
-                                           const mlfab__segment *segments, uint32_t n);
-/* Does any clock count iterations? */
-MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
 /* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
  * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
 /* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server);
-/* Fills the inputs of a clock's conditions, for this worker at this progress. */
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
-                                        uint32_t worker, uint64_t progress,
+/* Fills the inputs of the conditions, for this worker at this progress. */
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state);
-/* May this worker's update of this progress be taken in now on these clocks? late: would it be too late? */
+/* May this worker's update of this progress be taken in now? late: would it be too late? */
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress, uint32_t mask);
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
+                                          uint64_t progress);
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker);
 /* This worker's update was decided: moves its progress, and counts it in its rounds. */
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
                                           int code);
@@ -638,9 +620,11 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
  * FluentPS. */
-MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
-/* v_train of a clock moves on. */
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server);
+/* v_train moves on. */
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server);
+/* Begins to apply the open round. flush: as it is; v_train stays. */
+MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
  * no head. Returns 1 when a round must be applied first. */
 MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
@@ -648,12 +632,9 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
 /* Tells a worker whether iterations count here. */
 MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
-/* round.c - continues to apply the open round of a clock, at most `budget` bytes. 1 when it is finished. */
+/* round.c - continues to apply the open round, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 
-/* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
- * another clock now. */
-MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
@@ -710,7 +691,7 @@ MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
 
 /* apply.c - discards what was written of the head; there is no head then. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
-/* Does the optimizer or the callback step any slice of it? */
+/* Does the optimizer or the callback step its slices? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
 /* One piece: `next` becomes the result of the callback or the optimizer on w and the sum. Errors: CALLBACK. */
 MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
@@ -719,12 +700,15 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay);
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
-                                                         const mlfab__incoming *update,
-                                                         uint32_t slice);
+                                                         const mlfab__incoming *update);
+/* The block that a piece of an update, in place, is added to. */
+static inline uint32_t *mlfab__apply_target(mlfab__server *server, const mlfab__piece *piece) {
+  return &(server->rounds ? server->store.sum : server->store.w)[piece->position];
+}
 /* The factor with which u is multiplied as it is taken in. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode, uint32_t slice);
+                                           enum mlfab__apply_mode mode);
 
 MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);

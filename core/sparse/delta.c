@@ -161,7 +161,7 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
                         uint8_t *after) {
   const mlfab_model_options *options = &server->options;
   const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
-  uint64_t t = server->clocks[slice->clock].v_train + 1;
+  uint64_t t = server->clock.v_train + 1;
   if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {
     double tau = mlfab__filter_threshold(options->change_threshold, options->change_decay, t);
     mlfab__filter_change(piece->dtype, before, after, piece->count, tau);

@@ -182,7 +182,7 @@ static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *upda
 static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
                               uint32_t position) {
   const mlfab__store *store = &server->store;
-  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
   uint32_t base = mode == MLFAB__APPLY_SUM ? store->sum[position] : store->w[position];
   int code = mlfab__blocks_fresh(server, &server->store.next[position], base, 1);
   if (!code && mode == MLFAB__APPLY_STAGE) sparse_apply_zero(server, update, slice, position);
@@ -194,6 +194,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
   const mlfab__store *store = &server->store;
   uint32_t last = MLFAB__NO_BLOCK;
   uint64_t missing = 0;
+  if (!mlfab__apply_steps(server, update)) return 0;
   for (uint32_t k = 0; k < update->push.segments; k++) {
     const mlfab__segment *segment = &update->segments[k];
     mlfab__piece piece;
@@ -201,7 +202,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
       mlfab__store_piece(store, segment->offset + at, segment->bytes - at, &piece);
       if (piece.position == last || store->next[piece.position] != MLFAB__NO_BLOCK) continue;
       last = piece.position;
-      missing += mlfab__apply_mode(server, update, piece.slice) == MLFAB__APPLY_STAGE;
+      missing++;
     }
   }
   return missing;
@@ -219,12 +220,10 @@ static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
 
 /* Adds a sum of zeros to touched slices without one: they are in the round, whatever elements packets name. */
 static int sparse_apply_sums(mlfab__server *server, const mlfab__incoming *update) {
-  for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
+  for (uint32_t k = 0, next = 0; server->rounds && k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
     for (i = i < next ? next : i; i <= last; i++) {
-      if (mlfab__apply_mode(server, update, i) != MLFAB__APPLY_SUM ||
-          !sparse_apply_unsummed(server, i))
-        continue;
+      if (!sparse_apply_unsummed(server, i)) continue;
       int code = sparse_apply_fresh(server, update, i, server->store.slices[i].first);
       if (code) return code;
     }
@@ -250,12 +249,12 @@ static int sparse_apply_dense(mlfab__server *server, const mlfab__incoming *upda
   const mlfab__store *store = &server->store;
   uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
   const uint8_t *data = server->packed;
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   mlfab__piece piece;
   mlfab__unpack_dense(packet, server->packed);
   for (uint64_t at = 0; at < bytes; at += piece.bytes, data += piece.bytes) {
     mlfab__store_piece(store, packet->offset + at, bytes - at, &piece);
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
-    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
     if (store->next[piece.position] == MLFAB__NO_BLOCK) {
       int code = sparse_apply_fresh(server, update, piece.slice, piece.position);
       if (code) return code;
@@ -272,12 +271,13 @@ static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *updat
                              const mlfab__packet *packet) {
   const mlfab__store *store = &server->store;
   if (store->memory) return sparse_apply_dense(server, update, packet);
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update);
+  double weight = mlfab__apply_weight(server, update, mode);
   sparse_apply_walk walk;
   sparse_apply_part part;
   sparse_apply_begin(server, packet, 0, &walk);
   while (sparse_apply_next(&walk, &part)) {
     const mlfab__piece *piece = &part.piece;
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
     if (store->next[piece->position] == MLFAB__NO_BLOCK) {
       int code = sparse_apply_fresh(server, update, piece->slice, piece->position);
       if (code) return code;
@@ -287,7 +287,6 @@ static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *updat
       mlfab__unpack_store(&part.packet, to);
       continue;
     }
-    double weight = mlfab__apply_weight(server, update, mode, piece->slice);
     if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
     if (server->watch && mode == MLFAB__APPLY_DIRECT)
       server->sparse->piece(server, piece,
@@ -318,14 +317,12 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
                               int *code_p) {
   mlfab__packet packet;
   double norm2 = 0.0;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   *code_p = 0;
+  if (!(weight >= -1.0 && weight <= 1.0)) return 0;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
     if (n == 0) return 0;
-    uint32_t slice = server->store.local[mlfab__layout_slice_at(&server->layout, packet.offset)];
-    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
-    double weight = mlfab__apply_weight(server, update, mode, slice);
-    if (!(weight >= -1.0 && weight <= 1.0)) return 0;
     if (!mlfab__unpack_finite(&packet)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
@@ -338,22 +335,13 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
 
 /* Does it touch a slice whose round has no sum yet? */
 static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming *update) {
-  for (uint32_t k = 0; k < update->push.segments; k++) {
+  for (uint32_t k = 0; server->rounds && k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
     for (; i <= last; i++) {
-      if (mlfab__apply_mode(server, update, i) == MLFAB__APPLY_SUM &&
-          sparse_apply_unsummed(server, i))
-        return 1;
+      if (sparse_apply_unsummed(server, i)) return 1;
     }
   }
   return 0;
-}
-
-/* Returns the block to which a piece of the update is added. */
-static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incoming *update,
-                                     const mlfab__piece *piece) {
-  int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;
-  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
 /* Makes private copies of the blocks of all packets, part by part. Errors: MEMORY, FRAME. */
@@ -367,7 +355,7 @@ static int sparse_apply_own(mlfab__server *server, const mlfab__incoming *update
     if (n == 0) return MLFAB_ERR_FRAME;
     sparse_apply_begin(server, &packet, 1, &walk);
     while (sparse_apply_next(&walk, &part)) {
-      uint32_t *place = sparse_apply_target(server, update, &part.piece);
+      uint32_t *place = mlfab__apply_target(server, &part.piece);
       if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
       int code = mlfab__blocks_fresh(server, place, *place, 1);
       if (code) return code;
@@ -383,18 +371,16 @@ static int sparse_apply_add(mlfab__server *server, const mlfab__incoming *update
   sparse_apply_walk walk;
   sparse_apply_part part;
   uint8_t *before = server->packed + MLFAB__SPARSE_APPLY_HALF;
+  double weight = mlfab__apply_weight(server, update, mlfab__apply_mode(server, update));
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
     if (n == 0) return MLFAB_ERR_FRAME;
     sparse_apply_begin(server, &packet, 1, &walk);
     while (sparse_apply_next(&walk, &part)) {
       const mlfab__piece *piece = &part.piece;
-      enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
-      uint8_t *to =
-          server->store.blocks[*sparse_apply_target(server, update, piece)].data + piece->at;
-      int watch = server->watch && mode == MLFAB__APPLY_DIRECT;
+      uint8_t *to = server->store.blocks[*mlfab__apply_target(server, piece)].data + piece->at;
+      int watch = server->watch && !server->rounds;
       if (watch) memcpy(before, to, piece->bytes);
-      double weight = mlfab__apply_weight(server, update, mode, piece->slice);
       if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
       if (watch) server->sparse->piece(server, piece, before, to);
     }

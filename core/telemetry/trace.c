@@ -116,8 +116,8 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t r
     case MLFAB__RESHARD_SERVER:
       transfer->what = MLFAB__TRACE_SLICE;
       transfer->number = trace_u32(f, 4);
-      transfer->arrow = trace_u64(f, 16) == 0;
-      extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 12); /* attempt, kind */
+      transfer->arrow = trace_u64(f, 12) == 0;
+      extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 8); /* attempt, kind */
       break;
     default:
       break;

@@ -44,19 +44,19 @@ WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
 WIRE_META(barrier, N(number) N(what) N(progress) N(of) N(theirs) N(mine))
-WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
+WIRE_META(sync_ask, N(ask) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(added) N(nonce) T(addresses))
 #if MLFAB_WITH_RESHARD || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
+WIRE_META(moved, N(attempt) N(step) N(server) N(code) N(round) N(scale) T(text))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
   N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
   F(options, options))
 WIRE_LIST(clock_record, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
-  N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
+  N(attempt) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
 #endif
 /* clang-format on */

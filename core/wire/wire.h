@@ -423,7 +423,6 @@ typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE dow
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
   uint64_t ask;                  /* number of the worker's change, from 1 */
-  uint32_t tensor;               /* applies to the slices with bytes of this tensor, or MLFAB_ALL */
   mlfab_sync consistency;        /* without `size` */
 } mlfab__sync_ask;
 
@@ -513,14 +512,15 @@ typedef struct mlfab__adopt {
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
   int32_t code;
+  uint64_t round; /* mlfab__clock_round; MLFAB__NEVER: it has joined, without slices */
+  double scale;   /* mlfab__clock_scale */
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+/* Server -> server: the sender's clock; u32 count and u32 words follow. Bit w: worker w has
  * contributed to its open round. */
 typedef struct mlfab__clock_record {
-  uint32_t attempt, clock; /* clock: its number at the sender */
-  uint32_t contributors, members, quiet;
+  uint32_t attempt, contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
   mlfab_sync consistency; /* without `size` */

@@ -564,7 +564,7 @@ static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
 }
 
 static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
-                               uint32_t tensor, mlfab_error *error) {
+                               mlfab_error *error) {
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "set_sync: there is no model yet: call mlfab_model_start first");
@@ -574,8 +574,6 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (server != MLFAB_ALL && worker->streams[server].absent)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "set_sync: server %u has no slices: it has not come, or has gone", server);
-  if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
-    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_sync: an earlier set_sync of this worker has not ended");
@@ -585,9 +583,8 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
-                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
-                                           uint64_t now_ns, mlfab_request *request_p,
-                                           mlfab_error *error) {
+                                           uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
+                                           mlfab_request *request_p, mlfab_error *error) {
   mlfab__sync_change *change = &worker->change;
   mlfab_sync sync;
   memset(&sync, 0, sizeof sync);
@@ -595,14 +592,13 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        given ? "set_sync: sync.size is not set" : "set_sync: sync is NULL");
   memcpy(&sync, given, mlfab__min(given->size, sizeof sync));
-  int code = worker_change_check(worker, &sync, server, tensor, error);
+  int code = worker_change_check(worker, &sync, server, error);
   if (code) return code;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns, timeout_ns);
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;
-  change->ask.tensor = tensor;
   change->ask.consistency = sync;
   change->all = server == MLFAB_ALL;
   change->nwaiting = 0;

@@ -337,11 +337,10 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 /* self: the worker. */
 MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-/* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
+/* Sends the servers another consistency model; server may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
-                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
-                                           uint64_t now_ns, mlfab_request *request_p,
-                                           mlfab_error *error);
+                                           uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
+                                           mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,

@@ -55,7 +55,7 @@ static void no_push(mlfab *ctx) {
   REFUSED(mlfab_push(ctx, &buf, 1, NULL, NULL), push);
   REFUSED(mlfab_push_status(ctx, 1, &status), push);
   REFUSED(mlfab_pull(ctx, &buf, 1, NULL, NULL), push);
-  REFUSED(mlfab_set_sync(ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0), push);
+  REFUSED(mlfab_set_sync(ctx, &sync, MLFAB_ALL, 0), push);
   int code = mlfab_barrier(ctx, NULL);
   if (!code) code = mlfab_flush(ctx, 0);
   if (!code) code = mlfab_finish(ctx, 0);

@@ -438,11 +438,11 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   for (uint32_t i = 0; i < 6; i++) ranks[i] = i;
   for (uint32_t i = 0; i < n; i++) tree_nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
   mlfab__reshard_ask ask_move = {1, 2, n};
-  mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
+  mlfab__move move = {1, MLFAB__MOVE_PREPARE, 0, n};
   mlfab__resume resume = {1, 2, n};
   mlfab__freeze freeze = {1, n};
   mlfab__adopt adopt = {.attempt = 1, .slices = n, .tensors = 2, .words = n};
-  mlfab__clock_record clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
+  mlfab__clock_record clock = {1, 2, 3, 4, 5, 6, 7, 0.5, {0}, n};
   mlfab__membership_list list_roll = {1, n, 0};
   for (uint32_t i = 0; i < n; i++) {
     numbers[i] = words[i] = i * 7;

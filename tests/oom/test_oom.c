@@ -173,7 +173,7 @@ static int alone_filtered(alone *a) {
 
 static int alone_sync(alone *a) {
   const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 1};
-  return mlfab_set_sync(a->ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0);
+  return mlfab_set_sync(a->ctx, &sync, MLFAB_ALL, 0);
 }
 
 static int alone_servers(alone *a) {

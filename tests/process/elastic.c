@@ -80,8 +80,7 @@ static int join(uint32_t enough) {
   }
   /* Workers that go on for a little must not wait for this one. With BSP all see the same model and stop together. */
   const char *kind = getenv("MLFAB_CONSISTENCY");
-  if (kind && !strcmp(kind, "ssp"))
-    must("set_sync", mlfab_set_sync(fabric, &async, MLFAB_ALL, MLFAB_ALL, 0));
+  if (kind && !strcmp(kind, "ssp")) must("set_sync", mlfab_set_sync(fabric, &async, MLFAB_ALL, 0));
   while (who[1] < (float)enough) {
     who[0] = (float)rank;
     who[1] = 1.0f;

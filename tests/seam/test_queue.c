@@ -943,7 +943,7 @@ static void place_one(uint64_t id, uint32_t worker) {
 }
 
 static void change(uint32_t kind) {
-  mlfab__sync_ask ask = {.ask = 1, .tensor = MLFAB_ALL};
+  mlfab__sync_ask ask = {.ask = 1};
   ask.consistency.kind = kind;
   seam_say(&s, 4, MLFAB__SYNC, mlfab__encode_sync_ask(s.meta, &ask));
 }

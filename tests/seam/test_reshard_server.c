@@ -57,7 +57,7 @@ static void list_slice(uint32_t slice, uint32_t states) {
       n = one->bytes - at < CHUNK ? one->bytes - at : CHUNK;
       if (kind == MLFAB__IMAGE_SUM && !has_sum(slice, at)) continue;
       assert_true(nparts < FRAMES);
-      parts[nparts++] = (part){{ATTEMPT, slice, 0, kind, at, 5, 5, 0}, (uint32_t)n};
+      parts[nparts++] = (part){{ATTEMPT, slice, kind, at, 5, 5, 0}, (uint32_t)n};
     }
   }
   parts[nparts - 1].head.last = 1;
@@ -68,7 +68,7 @@ static void hear_clock(const seam_heard *heard) {
   mlfab__clock_record clock;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   assert_int_equal(mlfab__decode_clock_record(heard->meta, heard->meta_bytes, &clock, words), 0);
-  assert_true(clock.attempt > ATTEMPT && clock.clock == 0 && clock.words == 1 && words[0] == 0);
+  assert_true(clock.attempt > ATTEMPT && clock.words == 1 && words[0] == 0);
   assert_int_equal(clock.consistency.kind, the_clock.consistency.kind);
   assert_true(clock.v_train == 0 && clock.members == 0 && clock.contributors == 0);
 }
@@ -89,7 +89,6 @@ static void hear(seam *of, const seam_heard *heard) {
   }
   if (got == 0) hear_clock(seam_last(of, MLFAB__RESHARD_SERVER_CLOCK, heard->peer));
   assert_int_equal(mlfab__decode_reshard_server_bytes(heard->meta, heard->meta_bytes, &head), 0);
-  assert_int_equal(head.clock, 0);
   const mlfab__slice *one = &layout.slices[head.slice];
   int came = all_moved && one->server == 0;
   for (uint32_t i = 0; i < heard->bulk_bytes; i++) {
@@ -201,7 +200,7 @@ static void say_move(mlfab__move m, const uint32_t *owners, uint32_t less) {
 
 static mlfab__moved move_to(uint32_t owner, uint32_t step, uint32_t attempt) {
   uint32_t owners[SLICES] = {owner, owner, owner, owner};
-  say_move((mlfab__move){attempt, step, step == MLFAB__MOVE_PREPARE ? SLICES : 0}, owners, 0);
+  say_move((mlfab__move){attempt, step, 0, step == MLFAB__MOVE_PREPARE ? SLICES : 0}, owners, 0);
   return moved(0);
 }
 
@@ -291,7 +290,6 @@ enum wrong {
   NO_SUCH_SLICE,
   KEPT_SLICE,
   NO_SUCH_KIND,
-  NO_SUCH_CLOCK,
   NO_BYTES,
   GHOSTS,
   GAP,
@@ -314,7 +312,6 @@ static int send_wrong(const part *right, enum wrong wrong) {
   if (wrong == NO_SUCH_SLICE) head->slice = SLICES;
   if (wrong == KEPT_SLICE) head->slice = kept;
   if (wrong == NO_SUCH_KIND) head->kind = MLFAB__IMAGE_SUM + 1;
-  if (wrong == NO_SUCH_CLOCK) head->clock++;
   if (wrong == NO_BYTES) bad.bytes = 0;
   if (wrong == GAP && (sum || head->offset + 4 + bad.bytes > slice->bytes)) return 0;
   if (wrong == GAP) head->offset += 4;
@@ -373,11 +370,10 @@ static void test_states_of_another_rule(void **state) {
 static void test_wrong_clocks(void **state) {
   (void)state;
   open_adam(0);
-  for (uint32_t i = 0; i < 4; i++) {
+  for (uint32_t i = 0; i < 3; i++) {
     mlfab__clock_record bad = the_clock;
-    if (i == 1) bad.clock = 8;
-    if (i == 2) bad.words++;
-    if (i == 3) bad.consistency.kind = 99;
+    if (i == 1) bad.words++;
+    if (i == 2) bad.consistency.kind = 99;
     say_clock(&bad, i == 0);
     refused("a clock", i);
   }
@@ -408,13 +404,13 @@ static void test_wrong_words(void **state) {
     mlfab__move move;
     const uint32_t *owners;
     uint32_t less;
-  } moves[] = {{{0, MLFAB__MOVE_ABORT, 0}, good, 0},
-               {{9, MLFAB__MOVE_ABORT, 0}, good, 1},
-               {{9, MLFAB__MOVE_PREPARE, SLICES}, bad, 0},
-               {{9, MLFAB__MOVE_PREPARE, SLICES - 1}, good, 0},
-               {{9, MLFAB__MOVE_PREPARE, SLICES + 1}, good, 0},
-               {{9, 77, 0}, good, 0},
-               {{ATTEMPT, MLFAB__MOVE_INSTALL, 0}, good, 0}}; /* not everything has arrived */
+  } moves[] = {{{0, MLFAB__MOVE_ABORT, 0, 0}, good, 0},
+               {{9, MLFAB__MOVE_ABORT, 0, 0}, good, 1},
+               {{9, MLFAB__MOVE_PREPARE, 0, SLICES}, bad, 0},
+               {{9, MLFAB__MOVE_PREPARE, 0, SLICES - 1}, good, 0},
+               {{9, MLFAB__MOVE_PREPARE, 0, SLICES + 1}, good, 0},
+               {{9, 77, 0, 0}, good, 0},
+               {{ATTEMPT, MLFAB__MOVE_INSTALL, 0, 0}, good, 0}}; /* not everything has arrived */
   static const uint32_t told[][3] = {{0, ATTEMPT, 0}, {2, 0, 0}, {2, ATTEMPT, 1}};
   (void)state;
   open_adam(0);

@@ -535,7 +535,7 @@ static void test_change_asked_again(void **state) {
   (void)state;
   open_model(MLFAB_SYNC_ASYNC);
   for (uint32_t i = 0; i < 4; i++) {
-    mlfab__sync_ask ask_ = {.ask = changes[i].ask, .tensor = MLFAB_ALL};
+    mlfab__sync_ask ask_ = {.ask = changes[i].ask};
     mlfab__sync_ack ack;
     ask_.consistency = (mlfab_sync){.kind = changes[i].kind, .staleness = 3};
     seam_say(&s, changes[i].worker, MLFAB__SYNC, mlfab__encode_sync_ask(s.meta, &ask_));

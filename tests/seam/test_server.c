@@ -83,7 +83,7 @@ static void say_progress(uint32_t w, uint64_t progress) {
 
 /* need: with DROP; else the staleness. */
 static void change(uint32_t w, uint64_t number, uint32_t kind, uint32_t need) {
-  mlfab__sync_ask ask = {.ask = number, .tensor = MLFAB_ALL};
+  mlfab__sync_ask ask = {.ask = number};
   ask.consistency.kind = kind;
   if (kind == MLFAB_SYNC_DROP) ask.consistency.need = need;
   if (kind == MLFAB_SYNC_SSP) ask.consistency.staleness = need;

@@ -362,10 +362,9 @@ static void test_model_that_does_not_fit(void **state) {
 
 /* --- a change of consistency --- */
 
-static mlfab_request change(uint32_t server, uint32_t tensor) {
+static mlfab_request change(uint32_t server) {
   const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 3};
-  return CALL(&t, SET_SYNC, .options = &sync, .server = server, .tensor = tensor,
-              .timeout_ns = 3000000000);
+  return CALL(&t, SET_SYNC, .options = &sync, .server = server, .timeout_ns = 3000000000);
 }
 
 static void changed(uint32_t s, uint64_t ask, int code) {
@@ -374,10 +373,9 @@ static void changed(uint32_t s, uint64_t ask, int code) {
   talk_say(&t, SERVER(s), MLFAB__SYNC_ACK, mlfab__encode_sync_ack(t.meta, &m), NULL, 0);
 }
 
-static void hear_change(uint32_t s, uint64_t ask, uint32_t tensor) {
+static void hear_change(uint32_t s, uint64_t ask) {
   HEAR(&t, SERVER(s), SYNC, sync_ask,
-       m->ask == ask && m->tensor == tensor && m->consistency.kind == MLFAB_SYNC_SSP &&
-           m->consistency.staleness == 3);
+       m->ask == ask && m->consistency.kind == MLFAB_SYNC_SSP && m->consistency.staleness == 3);
 }
 
 static void end_change(mlfab_request request, int code, int32_t rank, const char *text) {
@@ -387,8 +385,8 @@ static void end_change(mlfab_request request, int code, int32_t rank, const char
 
 static void test_set_sync(void **state) {
   (void)state;
-  mlfab_request request = change(MLFAB_ALL, 1);
-  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1, 1);
+  mlfab_request request = change(MLFAB_ALL);
+  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1);
   changed(0, 0, 0); /* news only */
   changed(1, 1, 0);
   changed(1, 1, 0); /* repeated */
@@ -396,8 +394,8 @@ static void test_set_sync(void **state) {
   changed(0, 1, 0);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   /* One server only; its answer to another request does not count. */
-  request = change(1, MLFAB_ALL);
-  hear_change(1, 2, MLFAB_ALL);
+  request = change(1);
+  hear_change(1, 2);
   HUSH(&t, SERVER(0));
   changed(1, 1, 0);
   changed(0, 2, 0);
@@ -405,8 +403,8 @@ static void test_set_sync(void **state) {
   SAY(&t, SERVER(1), SYNC_ACK, sync_ack, .ask = 2, .counts = 1);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   HEAR(&t, SERVER(1), PROGRESS, progress, m->progress == 0); /* it counts now */
-  request = change(1, MLFAB_ALL);
-  hear_change(1, 3, MLFAB_ALL);
+  request = change(1);
+  hear_change(1, 3);
   changed(1, 3, 0); /* and no more */
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   talk_break(&t, SERVER(1));
@@ -416,13 +414,13 @@ static void test_set_sync(void **state) {
 static void test_set_sync_fails(void **state) {
   (void)state;
   uint64_t ask = 0;
-  mlfab_request request = change(MLFAB_ALL, MLFAB_ALL);
-  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1, MLFAB_ALL);
+  mlfab_request request = change(MLFAB_ALL);
+  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1);
   changed(1, ++ask, MLFAB_ERR_UNSUPPORTED);
   changed(0, ask, MLFAB_ERR_LIMIT); /* the first error is reported */
   end_change(request, MLFAB_ERR_UNSUPPORTED, 1, "set_sync: server 1: it does not like it");
-  request = change(MLFAB_ALL, MLFAB_ALL);
-  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 2, MLFAB_ALL);
+  request = change(MLFAB_ALL);
+  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 2);
   changed(0, ++ask, 0);
   talk_wait(&t, 3000000000);
   end_change(request, MLFAB_ERR_TIMEOUT, 1,
@@ -430,23 +428,23 @@ static void test_set_sync_fails(void **state) {
              "there");
   changed(1, ask, 0);
   /* On a new link the request is repeated, but only to servers that have not answered. */
-  request = change(MLFAB_ALL, MLFAB_ALL);
-  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 3, MLFAB_ALL);
+  request = change(MLFAB_ALL);
+  for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 3);
   changed(0, ++ask, 0);
   for (uint32_t s = 0; s < SERVERS; s++) talk_break(&t, SERVER(s));
   for (uint32_t s = 0; s < SERVERS; s++) talk_back(&t, SERVER(s));
   HUSH(&t, SERVER(0));
-  hear_change(1, 3, MLFAB_ALL);
+  hear_change(1, 3);
   changed(1, ask, 0);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   /* A server whose link is down gets the request when it is back; or never. */
   const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 3};
   talk_break(&t, SERVER(1));
-  request = CALL(&t, SET_SYNC, .options = &sync, .server = 1, .tensor = MLFAB_ALL);
+  request = CALL(&t, SET_SYNC, .options = &sync, .server = 1);
   talk_dies(&t, SERVER(1));
   end_change(request, MLFAB_ERR_PEER_DEAD, 1, "set_sync: server 1 is dead: nobody answers");
-  request = change(0, MLFAB_ALL); /* which does not need it */
-  hear_change(0, 5, MLFAB_ALL);
+  request = change(0); /* which does not need it */
+  hear_change(0, 5);
   changed(0, 5, 0);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
 }
@@ -456,24 +454,21 @@ static void test_set_sync_is_checked(void **state) {
   mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = -1};
   const struct {
     const mlfab_sync *sync;
-    uint32_t server, tensor;
+    uint32_t server;
     int code;
     const char *text;
-  } wrong[] = {
-      {NULL, 0, 0, MLFAB_ERR_ARGUMENT, "sync is NULL"},
-      {&sync, 0, 0, MLFAB_ERR_ARGUMENT, "staleness"},
-      {&sync, SERVERS, 0, MLFAB_ERR_ARGUMENT, "set_sync: there is no server 2, there are 2"},
-      {&sync, 0, 7, MLFAB_ERR_TENSOR, "set_sync: there is no tensor 7"}};
+  } wrong[] = {{NULL, 0, MLFAB_ERR_ARGUMENT, "sync is NULL"},
+               {&sync, 0, MLFAB_ERR_ARGUMENT, "staleness"},
+               {&sync, SERVERS, MLFAB_ERR_ARGUMENT, "set_sync: there is no server 2, there are 2"}};
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
-    FAILS(&t, wrong[i].code, SET_SYNC, .options = wrong[i].sync, .server = wrong[i].server,
-          .tensor = wrong[i].tensor);
+    FAILS(&t, wrong[i].code, SET_SYNC, .options = wrong[i].sync, .server = wrong[i].server);
     assert_non_null(strstr(talk_error(&t), wrong[i].text));
   }
   HUSH(&t, SERVER(0));
-  mlfab_request request = change(0, MLFAB_ALL);
-  hear_change(0, 1, MLFAB_ALL);
+  mlfab_request request = change(0);
+  hear_change(0, 1);
   sync.staleness = 0;
-  FAILS(&t, MLFAB_ERR_AGAIN, SET_SYNC, .options = &sync, .server = 1, .tensor = 0);
+  FAILS(&t, MLFAB_ERR_AGAIN, SET_SYNC, .options = &sync, .server = 1);
   PENDING(&t, request);
 }
 

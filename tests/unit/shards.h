@@ -222,13 +222,11 @@ static inline void shard_push(shard *s, mlfab__rng *prng, uint32_t w) {
               p.bytes == 0 || server->store.ghost ? NULL : values, p.eager);
 }
 
-/* A worker changes the consistency of a tensor, or of all; the server may refuse. */
+/* A worker changes the consistency; the server may refuse. */
 static inline void shard_change(shard *s, mlfab__rng *prng, uint32_t w) {
   uint8_t meta[256];
   if (!s->server.peers[w].connected) return;
-  mlfab__sync_ask ask = {.ask = ++s->asks[w], .tensor = MLFAB_ALL};
-  if (mlfab__rng_below(prng, 3))
-    ask.tensor = 1 + (uint32_t)mlfab__rng_below(prng, s->server.ndefinition);
+  mlfab__sync_ask ask = {.ask = ++s->asks[w]};
   shard_random_sync(prng, &ask.consistency);
   shard_frame(s, w, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &ask), NULL, 0);
 }

@@ -98,7 +98,7 @@ WORLD_TEST(test_wrong_models) {
   const char *text[16];
   mlfab *node = open_world(2, 1);
   mlfab_sync ssp = sync_of(MLFAB_SYNC_SSP);
-  EXPECT(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_STATE);
+  EXPECT(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, 0), MLFAB_ERR_STATE);
   add(MLFAB_F32);
   uint32_t n = wrong_syncs(s, text);
   for (uint32_t i = 0; i < n; i++) {
@@ -146,19 +146,17 @@ WORLD_TEST(test_wrong_changes) {
   start(&o);
   uint32_t n = wrong_syncs(s, text);
   for (uint32_t i = 0; i < n; i++)
-    REFUSED(node, mlfab_set_sync(node, &s[i], MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT,
-            text[i]);
+    REFUSED(node, mlfab_set_sync(node, &s[i], MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT, text[i]);
   mlfab_sync drop = sync_of(MLFAB_SYNC_DROP), ssp = sync_of(MLFAB_SYNC_SSP), small = drop;
-  EXPECT(node, mlfab_set_sync(node, NULL, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_set_sync(node, NULL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
   small.size = 3;
-  EXPECT(node, mlfab_set_sync(node, &small, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
-  EXPECT(node, mlfab_set_sync(node, &drop, 2, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
-  EXPECT(node, mlfab_set_sync(node, &drop, MLFAB_ALL, 6, 0), MLFAB_ERR_TENSOR);
-  REFUSED(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED, "mean");
+  EXPECT(node, mlfab_set_sync(node, &small, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_set_sync(node, &drop, 2, 0), MLFAB_ERR_ARGUMENT);
+  REFUSED(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED, "mean");
   mlfab_sync user = sync_of(MLFAB_SYNC_USER);
-  EXPECT(node, mlfab_set_sync(node, &user, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED);
-  OK(node, mlfab_set_sync(node, &drop, 1, 5, 0));
-  OK(node, mlfab_set_sync(node, &drop, MLFAB_ALL, MLFAB_ALL, 0));
+  EXPECT(node, mlfab_set_sync(node, &user, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED);
+  OK(node, mlfab_set_sync(node, &drop, 1, 0));
+  OK(node, mlfab_set_sync(node, &drop, MLFAB_ALL, 0));
 }
 
 static int never(void *user, const mlfab_sync_state *s) {

@@ -134,15 +134,15 @@ static void same(const run *a, const run *b) {
   assert_memory_equal(a->v, b->v, sizeof a->v);
 }
 
-/* Training from a checkpoint is training that was never interrupted; also from a checkpoint that began as one. `of_9`: tensor
- * 9 has a consistency model of its own, or NULL. */
-static void continues(const mlfab_model_options *o, const mlfab_sync *of_9) {
+/* Training from a checkpoint is training that was never interrupted; also from a checkpoint that began as one. `then`: a
+ * consistency model that is set first, or NULL. */
+static void continues(const mlfab_model_options *o, const mlfab_sync *then) {
   static run at;
   memory_disk *d = fresh();
   run *a = &runs[0], *b = &runs[1];
   mlfab_checkpoint_info info, loaded;
   assert_int_equal(start(a, d, NULL, o, 0), 0);
-  if (of_9) assert_int_equal(mlfab_set_sync(a->ctx, of_9, MLFAB_ALL, 9, 0), 0);
+  if (then) assert_int_equal(mlfab_set_sync(a->ctx, then, MLFAB_ALL, 0), 0);
   for (uint64_t step = 0; step < 4; step++) train(a, step);
   assert_int_equal(save(a, &info), 0);
   assert_int_equal(info.number, 1);
@@ -174,8 +174,8 @@ TEST(test_continues) {
   }
 }
 
-/* Tensors with consistency models of their own: each is a record of the file, and is there again. */
-TEST(test_two_clocks) {
+/* A consistency model that was set later is in the file. */
+TEST(test_changed_clock) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP);
   continues(&o, &(mlfab_sync){.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_SSP, .staleness = 3});
 }

@@ -1,5 +1,5 @@
-/* test_clock_copy.c - core/server/clock_copy.c: the clocks of a server as records. Slices arrive with their clock, which joins one
- * that is here or is new. The other copy of a server gets all clocks. */
+/* test_clock_copy.c - core/server/clock_copy.c: the clock of a server as a record. It is the same after a restore, and at the other
+ * copy. Open rounds of several servers are united if they belong to the same round of the same model. */
 #include "../testing.h"
 
 #include "core/server/clock_copy.h"
@@ -18,13 +18,10 @@ static void begin(uint32_t optimizer) {
   server.workers = WORKERS;
   server.peers = peers;
   server.optimizer.kind = optimizer;
-  server.clocks[0].used = 1;
-  server.ngates = 1;
 }
 
 static mlfab__clock_record clock_of(uint32_t kind) {
-  mlfab__clock_record c = {.clock = 0,
-                           .contributors = 3,
+  mlfab__clock_record c = {.contributors = 5,
                            .members = 3,
                            .quiet = 2,
                            .v_train = 9,
@@ -36,144 +33,89 @@ static mlfab__clock_record clock_of(uint32_t kind) {
   return c;
 }
 
-/* Rounds that are open join if they are the same in all. Without an open round only the model counts. */
-TEST(test_joins) {
-  const uint32_t words[WORDS] = {5, 1}, others[WORDS] = {5, 3}, firsts[WORDS] = {4, 1};
-  for (int scaled = 0; scaled < 2; scaled++) {
-    begin(scaled ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
-    const mlfab__clock_record a = clock_of(MLFAB_SYNC_BSP);
-    mlfab__clock_record b = a;
-#define JOINS(b, words_b) mlfab__clock_joins(&server, &a, words, &(b), words_b)
-    assert_true(JOINS(b, words));
-    assert_false(JOINS(b, others));
-    assert_false(JOINS(b, firsts));
+/* The same round of the same model has the same number; without rounds only the model counts. */
+TEST(test_numbers) {
+  const mlfab__clock_record bsp = clock_of(MLFAB_SYNC_BSP), ssp = clock_of(MLFAB_SYNC_SSP);
+  for (uint32_t rounds = 0; rounds < 2; rounds++) {
+    const mlfab__clock_record *a = rounds ? &bsp : &ssp;
+    mlfab__clock_record b = *a;
+    b.contributors = b.members = b.quiet = b.words = 1;
+    b.attempt = 7;
+    b.refused_round = b.threshold = 1;
+    b.scale = 2.0;
+    assert_true(mlfab__clock_round(a) == mlfab__clock_round(&b));
     b.v_train++;
-    assert_false(JOINS(b, words));
-    b = a;
-    b.members = 1;
-    assert_false(JOINS(b, words));
-    b = a;
-    b.contributors++;
-    assert_false(JOINS(b, words));
-    for (int less = 0; less < 2; less++) {
-      b = a;
-      b.scale = less ? 0.25f : 0.75f;
-      assert_int_equal(JOINS(b, words), !scaled);
-    }
-    b = a;
-    b.consistency.kind = MLFAB_SYNC_SSP;
-    assert_false(JOINS(b, words));
-    /* No round is open: it has no state. */
-    b = a;
-    b.members = 0;
-    b.v_train = 1;
-    b.contributors = 7;
-    b.scale = 3;
-    assert_true(JOINS(b, others));
-#undef JOINS
+    assert_int_equal(mlfab__clock_round(a) == mlfab__clock_round(&b), !rounds);
+    b = *a;
+    b.consistency.staleness++;
+    assert_false(mlfab__clock_round(a) == mlfab__clock_round(&b));
   }
-  begin(MLFAB_OPTIMIZER_SGD);
-  const mlfab__clock_record a = clock_of(MLFAB_SYNC_ASYNC);
-  mlfab__clock_record b = a;
-  b.v_train = 1;
-  b.members = 8;
-  assert_true(mlfab__clock_joins(&server, &a, words, &b, others)); /* there are no rounds */
+  assert_false(mlfab__clock_round(&bsp) == mlfab__clock_round(&ssp));
 }
 
-static void same_clock(uint32_t g, const mlfab__clock_record *in, const uint32_t *words) {
+/* The scale of a sum counts if the optimizer steps with it. */
+TEST(test_scales) {
+  for (int scaled = 0; scaled < 2; scaled++) {
+    begin(scaled ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
+    mlfab__clock_record a = clock_of(MLFAB_SYNC_BSP);
+    double scale = mlfab__clock_scale(&server, &a), wanted = scaled ? 0.5 : 0.0;
+    assert_true(scale >= wanted && scale <= wanted);
+    a.members = 0;
+    scale = mlfab__clock_scale(&server, &a);
+    assert_true(scale >= 0.0 && scale <= 0.0);
+  }
+}
+
+static void same_clock(const mlfab__clock_record *in, const uint32_t *words) {
   mlfab__clock_record out;
   uint32_t out_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__clock_told(&server, g, &out, out_words);
-  assert_int_equal(out.clock, g);
+  mlfab__clock_told(&server, &out, out_words);
   assert_int_equal(out.contributors, in->contributors);
   assert_int_equal(out.members, in->members);
   assert_int_equal(out.quiet, in->quiet);
   assert_int_equal(out.v_train, in->v_train);
   assert_int_equal(out.refused_round, in->refused_round);
   assert_int_equal(out.threshold, in->threshold);
-  assert_true(out.scale == in->scale);
+  assert_true(out.scale >= in->scale && out.scale <= in->scale);
   assert_true(mlfab__sync_equal(&out.consistency, &in->consistency));
   assert_int_equal(out.words, WORDS);
   assert_memory_equal(out_words, words, WORDS * sizeof *words);
 }
 
-/* All clocks are as they were: after a restore, and at the other copy. */
-TEST(test_restored_and_mirrored) {
-  const uint32_t words[3][WORDS] = {{0x80000001u, 0x81}, {6, 0}, {0, 0x40}};
-  mlfab__clock_record clocks[3];
-  for (uint32_t i = 0; i < 3; i++) {
-    clocks[i] = clock_of(i == 1 ? MLFAB_SYNC_SSP : MLFAB_SYNC_BSP);
-    clocks[i].clock = 2 * i;
-    clocks[i].v_train += i;
-    clocks[i].threshold += i;
-  }
+/* It replaces the clock that was there, and the changes that wait. */
+TEST(test_taken) {
+  static const uint32_t words[2][WORDS] = {{0x80000001u, 0x81}, {6, 0}};
   begin(MLFAB_OPTIMIZER_SGD);
-  peers[1].contributed = 1;
-  assert_int_equal(mlfab__clock_restore(&server, 1, &clocks[0], words[0]), 0);
-  same_clock(0, &clocks[0], words[0]);
-
-  for (uint32_t n = 1; n <= 3; n++) {
-    begin(MLFAB_OPTIMIZER_SGD);
-    server.clocks[1].used = 1;
-    server.ngates = 2;
-    peers[1].contributed = 3;
-    mlfab__clock_mirror(&server, clocks, n, words[0]);
-    assert_int_equal(server.ngates, 2 * n - 1);
-    assert_int_equal(server.untidy, n > 1);
-    for (uint32_t g = 0; g < 6; g++)
-      assert_int_equal(server.clocks[g].used, g % 2 == 0 && g / 2 < n);
-    for (uint32_t i = 0; i < n; i++) same_clock(2 * i, &clocks[i], words[i]);
-    mlfab__clock_free(&server);
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__clock_record in = clock_of(i ? MLFAB_SYNC_SSP : MLFAB_SYNC_BSP);
+    in.v_train += i;
+    peers[1].contributed = peers[5].contributed = 1;
+    peers[3].change.ask = 4;
+    server.clock.measured = 3;
+    mlfab__clock_take(&server, &in, words[i]);
+    same_clock(&in, words[i]);
+    assert_int_equal(server.rounds, !i);
+    assert_true(server.clock.due && peers[3].change.ask == 0 && server.clock.measured == 0);
   }
 }
 
-/* Slices arrive with their clock: it joins one that is the same; else it is one more. Its version is that of the clocks that are
- * here, unless it has an open round. */
-TEST(test_adopted) {
-  const uint32_t words[WORDS] = {5, 1}, others[WORDS] = {5, 3};
-  begin(MLFAB_OPTIMIZER_SGD);
-  mlfab__clock_record in = clock_of(MLFAB_SYNC_BSP);
-  (void)mlfab__clock_restore(&server, 1, &in, words);
-  assert_int_equal(mlfab__clock_adopt(&server, &in, words), 0);
-  assert_int_equal(server.ngates, 1);
-  in.v_train = 12;
-  assert_int_equal(mlfab__clock_adopt(&server, &in, others), 1);
-  same_clock(1, &in, others);
-  same_clock(0,
-             &(mlfab__clock_record){.contributors = 3,
-                                    .members = 3,
-                                    .quiet = 2,
-                                    .v_train = 9,
-                                    .refused_round = 4,
-                                    .threshold = 6,
-                                    .scale = 0.5,
-                                    .consistency = in.consistency},
-             words);
-  assert_true(server.untidy);
-  /* Without rounds the version is that of the slowest here. The round that was refused there means nothing here. */
-  in = clock_of(MLFAB_SYNC_SSP);
-  in.v_train = 30;
-  in.refused_round = 8;
-  assert_int_equal(mlfab__clock_adopt(&server, &in, words), 2);
-  in.v_train = 9;
-  in.refused_round = 0;
-  same_clock(2, &in, words);
-  /* So it is between two rounds. The slowest is not the first. */
-  server.clocks[1].v_train = 8;
-  in = clock_of(MLFAB_SYNC_DROP);
-  in.consistency.need = 2;
-  in.members = 0;
-  in.v_train = 30;
-  assert_int_equal(mlfab__clock_adopt(&server, &in, words), 3);
-  assert_int_equal(server.clocks[3].v_train, 8);
-  assert_int_equal(server.clocks[3].refused_round, 0);
-  in = clock_of(MLFAB_SYNC_BSP);
-  in.consistency.staleness = 0;
-  for (uint32_t g = 4; g <= MLFAB__CLOCKS; g++) {
-    in.v_train = 100 + g;
-    assert_int_equal(mlfab__clock_adopt(&server, &in, words), g); /* CLOCKS: there is no room */
-  }
-  mlfab__clock_free(&server);
+/* Workers are counted once; the number of updates is the larger of both; the first sum sets the scale. */
+TEST(test_united) {
+  static const uint32_t words[WORDS] = {5, 1}, others[WORDS] = {6, 0x80};
+  begin(MLFAB_OPTIMIZER_ADAM);
+  mlfab__clock_record in = clock_of(MLFAB_SYNC_BSP), more = in;
+  in.members = in.contributors = 0;
+  mlfab__clock_take(&server, &in, (const uint32_t[WORDS]){0, 0});
+  server.clock.round_scale = 4.0;
+  in.members = 3;
+  mlfab__clock_unite(&server, &in, words);
+  in.contributors = 3;
+  same_clock(&in, words);
+  more.members = 2;
+  more.scale = 8.0;
+  for (uint32_t i = 0; i < 2; i++) mlfab__clock_unite(&server, &more, others);
+  in.contributors = 5;
+  same_clock(&in, (const uint32_t[WORDS]){7, 0x81});
 }
 
 /* The workers that live, as bits. */

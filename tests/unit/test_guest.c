@@ -274,7 +274,7 @@ static int calls_fail(void) {
                        mlfab_serve(P.node[0], 1),
                        mlfab_save(ctx, "/tmp/mlfab-guest-child"),
                        mlfab_set_filter(ctx, 0, &filter),
-                       mlfab_set_sync(ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0),
+                       mlfab_set_sync(ctx, &sync, MLFAB_ALL, 0),
                        mlfab_set_schedule(ctx, &schedule),
                        mlfab_set_link(ctx, 1, 1),
                        mlfab_explain(ctx, NULL, 0, NULL),

@@ -62,7 +62,7 @@ static int differs(const picture *a, const picture *b, uint32_t i) {
   const mlfab__shard_slice *s = &a->slices[i], *t = &b->slices[i];
   for (uint32_t k = 0; k < 4; k++)
     if (memcmp(a->bytes[k] + s->offset, b->bytes[k] + s->offset, s->bytes)) return 1;
-  return s->version != t->version || s->commit != t->commit || s->clock != t->clock ||
+  return s->version != t->version || s->commit != t->commit ||
          memcmp(a->summed + s->first, b->summed + s->first, s->count);
 }
 
@@ -123,7 +123,6 @@ static void check_slice(reader *r, const shard *s, const mlfab__file_record *rec
   const mlfab__shard_slice *was = &r->was.slices[r->slice];
   assert_int_equal(slice.version, was->version);
   assert_int_equal(slice.commit, was->commit);
-  assert_int_equal(slice.clock, was->clock);
   assert_false(r->has[r->slice]);
   r->has[r->slice] = 1;
   r->slices++;
@@ -191,7 +190,7 @@ static int reader_read(reader *r, const shard *s) {
   return 1;
 }
 
-static uint64_t delta_slices, delta_all, deltas, whole, applied, rounds, clocks;
+static uint64_t delta_slices, delta_all, deltas, whole, applied, rounds;
 
 static void run(uint64_t seed) {
   static reader readers[MOMENTS];
@@ -232,15 +231,13 @@ static void run(uint64_t seed) {
   assert_null(s->server.store.holders);
   applied += s->stats.updates_applied;
   rounds += s->stats.rounds;
-  clocks += s->server.ngates > 1;
   shard_free(s);
 }
 
 TEST(test_moments) {
   for (uint64_t seed = 0; seed < test_cases(400); seed++) run(seed);
   assert_true(deltas > 0 && delta_slices < delta_all);
-  if (test_scale() >= 1.0)
-    assert_true(whole > 2000 && applied > 5000 && rounds > 1000 && clocks > 20);
+  if (test_scale() >= 1.0) assert_true(whole > 2000 && applied > 5000 && rounds > 1000);
 }
 
 static shard *with_model(uint32_t optimizer) {

@@ -857,7 +857,7 @@ CASE(test_hidden) {
 static void move(uint32_t step_, uint32_t attempt) {
   uint32_t owners[SLICES] = {0, 0, 0, 0};
   uint8_t meta[256];
-  mlfab__move m = {attempt, step_, step_ == MLFAB__MOVE_PREPARE ? SLICES : 0};
+  mlfab__move m = {attempt, step_, 0, step_ == MLFAB__MOVE_PREPARE ? SLICES : 0};
   mlfab__frame_in in = {MLFAB__MOVE, mlfab__encode_move(meta, &m, owners), 0, meta, NULL};
   assert_int_equal(mlfab__reshard_server_move(&f.server, &in, 1000), 0);
   mlfab__reshard_server_check(&f.server);
