@@ -16593,22 +16593,24 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* cursor of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;         /* index of its stage plus one, or 0 */
-  int unplaced;           /* is in the list of updates that wait for a plan */
-  int announced;          /* the scheduler knows of it */
-  int counted;            /* `ahead` counts its members in its slices */
-  uint64_t group;         /* number of its group, or 0 */
-  uint32_t waits;         /* members that its group has lost to silence */
-  uint32_t aggregator;    /* of its group */
+  uint32_t stage;      /* index of its stage plus one, or 0 */
+  int unplaced;        /* is in the list of updates that wait for a plan */
+  int announced;       /* the scheduler knows of it */
+  int counted;         /* `ahead` counts its members in its slices */
+  uint64_t group;      /* number of its group, or 0 */
+  uint32_t waits;      /* members that its group has lost to silence */
+  uint32_t aggregator; /* of its group */
+  uint64_t delay;      /* its delay when it got its place, or was refused one */
+  int withdrawn;       /* its turn decides it as not applied */
+  int refused;         /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;        /* of the bytes taken in, if a consistency model uses it */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
   double aggregator_rate; /* rate of the aggregator's in-link; 0 or less: unknown */
-  uint64_t delay;         /* its delay when it got its place, or was refused one */
   uint64_t shape;         /* hash of its segments */
-  int withdrawn;          /* its turn decides it as not applied */
-  int refused;            /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;           /* of the bytes taken in, if a consistency model uses it */
   uint64_t packed_end;    /* offset in the model at which the last received packet ends */
   uint64_t own_bytes;     /* its own push.bytes while push.bytes is that of a packed sum; or 0 */
   int all_released;       /* its aggregator may forward that whole sum, of any length */
+#endif
 } mlfab__incoming;
 
 /* How an update's bytes are written into a slice: see apply.c. */
@@ -16956,14 +16958,14 @@ typedef struct mlfab__server_serve {
 
 /* Slices on the move: reshard_server.c. */
 typedef struct mlfab__server_move {
-  const mlfab__server_mover *hooks;        /* or NULL */
+  const mlfab__server_mover *hooks; /* or NULL */
+  int held;                         /* slices are moving: this server decides and answers nothing */
+#if MLFAB_WITH_RESHARD
   mlfab__port across;                      /* to the other servers; `ready` opens the link */
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
-  int held;         /* slices are moving: this server decides and answers nothing */
-  int orphan;       /* server 0 is unreachable */
-  int adopted;      /* this server got the model from server 0 (ADOPT) */
-  uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
-#if MLFAB_WITH_RESHARD
+  int orphan;                              /* server 0 is unreachable */
+  int adopted;                             /* this server got the model from server 0 (ADOPT) */
+  uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
   mlfab__moved moved; /* the last answer to server 0 */
 #endif
 } mlfab__server_move;
@@ -17053,6 +17055,8 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                                               const uint32_t *owners, uint32_t nowners,
                                               mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
+/* Frees the blocks, the layout, and all memory whose size depends on them. */
+MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
@@ -19471,8 +19475,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   memset(&fail, 0, sizeof fail);
   fail.request = request;
   fail.code = code;
-  size_t n = strlen(text);
-  memcpy(fail.text, text, n < sizeof fail.text ? n : sizeof fail.text - 1);
+  snprintf(fail.text, sizeof fail.text, "%s", text);
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 
@@ -20006,33 +20009,37 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server) {
   mlfab__env *env = server->env;
-  if (server->save.hooks) server->save.hooks->stop(server);
-  if (server->keeper) server->keeper->stop(server);
-  server->save.cut = 0;
-  server->save.restored = server->save.restored_version = 0;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
     mlfab__server_peer *peer = &server->peers[w];
     mlfab__free(env, peer->arena, peer->arena_bytes);
     peer->arena = NULL;
-    peer->arena_bytes = 0;
+    peer->arena_bytes = peer->arena_head = peer->arena_tail = 0;
   }
   for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
     mlfab__free(env, server->apply.stages[i],
                 server->apply.stages[i] ? server->apply.stage_bytes : 0);
     server->apply.stages[i] = NULL;
   }
+  server->apply.stage_bytes = 0;
   mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
   server->apply.scratch = NULL;
-  if (server->sparse) server->sparse->free(server);
-  server->apply.stage_bytes = 0;
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
   server->queue.ahead = NULL;
-  mlfab__clock_free(server);
   mlfab__blocks_retire(server);
   mlfab__layout_free(env, &server->layout);
-  mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
+}
+
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) {
+  if (server->save.hooks) server->save.hooks->stop(server);
+  if (server->keeper) server->keeper->stop(server);
+  server->save.cut = 0;
+  server->save.restored = server->save.restored_version = 0;
+  if (server->sparse) server->sparse->free(server);
+  mlfab__clock_free(server);
+  mlfab__server_empty(server);
+  mlfab__free(server->env, server->definition, server->ndefinition * sizeof *server->definition);
   server->definition = NULL;
   server->ndefinition = 0;
   server->phase = MLFAB__NO_MODEL;
@@ -20064,6 +20071,12 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
 
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
   if (server->memory) server->memory->on->disown(server->memory);
+}
+
+static void server_forget_definition(mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = NULL;
+  peer->definition_bytes = 0;
 }
 
 /* --- workers that come and go --- */
@@ -20132,9 +20145,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
      * in the open round; rounds wait for the new process from the next one on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;
-    mlfab__free(server->env, peer->definition, peer->definition_bytes);
-    peer->definition = NULL;
-    peer->definition_bytes = 0;
+    server_forget_definition(server, peer);
   }
   peer->connected = 1;
   peer->dead = peer->left = 0;
@@ -20191,21 +20202,8 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.restored_version = server->save.restored_version;
   ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                       server->first_weights_incarnation == server->peers[0].incarnation;
-  size_t n = strlen(text);
-  memcpy(ack.text, text, n < sizeof ack.text ? n : sizeof ack.text - 1);
+  snprintf(ack.text, sizeof ack.text, "%s", text);
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
-}
-
-/* Refuses a consistency model that this server cannot keep. */
-static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
-  int code = mlfab__sync_check(sync, server->workers, error);
-  if (code || sync->kind != MLFAB_SYNC_USER ||
-      (server->config->pull_condition && server->config->push_condition))
-    return code;
-  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
-                      "no push_condition",
-                      server->number);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard) {
@@ -20222,27 +20220,27 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 /* Refuses what this server, as configured and built, cannot do. */
 static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
+  const mlfab_config *config = server->config;
+  uint32_t kind = options->consistency.kind;
   int packets = options->tags > 0 || options->pull_half || !(options->change_threshold <= 0.0) ||
-                server->config->change_filter;
-  if (packets && !server->sparse)
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "not supported: tags, pull_half or a change filter at server %u, which was "
-                        "built without MLFAB_WITH_SPARSE",
-                        server->number);
-  if (server->memory && (packets || server->config->on_update))
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "not supported: %s at server %u, whose model is on a device",
-                        packets ? "tags, pull_half or a change filter" : "on_update",
-                        server->number);
-  const char *why = server->keeper ? server->keeper->refuses(server, options) : NULL;
-  if (why)
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "not supported: %s (server %u)", why, server->number);
-  if (mlfab__sync_rounds(options->consistency.kind) && server->delay_bound != MLFAB_UNBOUNDED)
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "not supported: a delay bound (schedule.delay_bound) with rounds, "
-                        "which drop nothing");
-  return 0;
+                config->change_filter;
+  const char *what = NULL, *why = "";
+  if (packets && (server->memory || !server->sparse)) {
+    what = "tags, pull_half or a change filter";
+    why = server->sparse ? ", whose model is on a device"
+                         : ", which was built without MLFAB_WITH_SPARSE";
+  } else if (server->memory && config->on_update) {
+    what = "on_update", why = ", whose model is on a device";
+  } else if (mlfab__sync_rounds(kind) && server->delay_bound != MLFAB_UNBOUNDED) {
+    what = "a delay bound (schedule.delay_bound) with rounds, which drop nothing,";
+  } else if (kind == MLFAB_SYNC_USER && (!config->pull_condition || !config->push_condition)) {
+    what = "MLFAB_SYNC_USER", why = ", which has no pull_condition or no push_condition";
+  } else if (server->keeper) {
+    what = server->keeper->refuses(server, options);
+  }
+  if (!what) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: %s at server %u%s", what, server->number, why);
 }
 
 /* Allocates the store, and the memory for updates that are being received. Errors: MEMORY. */
@@ -20299,7 +20297,7 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
   if (!code && owners) mlfab__layout_assign(&server->layout, owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code && server->sparse) code = server->sparse->check(options, &server->layout, error);
-  if (!code) code = server_check(server, &options->consistency, error);
+  if (!code) code = mlfab__sync_check(&options->consistency, server->workers, error);
   if (code) return code;
   code = server_memory(server, options);
   server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
@@ -20357,9 +20355,7 @@ static void server_stands(mlfab__server *server) {
     error.text[0] = 0;
     int code = mlfab__server_compare(server->definition, server->ndefinition, "worker 0's",
                                      peer->definition, peer->define.tensors, &error);
-    mlfab__free(server->env, peer->definition, peer->definition_bytes);
-    peer->definition = NULL;
-    peer->definition_bytes = 0;
+    server_forget_definition(server, peer);
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
@@ -20371,12 +20367,6 @@ static void server_stands(mlfab__server *server) {
     /* The consistency may have changed since the definition. */
     if (!code) mlfab__clock_tell(server, w);
   }
-}
-
-static void server_forget_definition(mlfab__server *server, mlfab__server_peer *peer) {
-  mlfab__free(server->env, peer->definition, peer->definition_bytes);
-  peer->definition = NULL;
-  peer->definition_bytes = 0;
 }
 
 /* Tells a worker, once, that worker 0's definition was refused. */
@@ -47502,21 +47492,7 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   mlfab__serve_resize(server);
-  for (uint32_t w = 0; w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    mlfab__free(env, peer->arena, peer->arena_bytes);
-    peer->arena = NULL;
-    peer->arena_bytes = peer->arena_head = peer->arena_tail = 0;
-  }
-  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
-    mlfab__free(env, server->apply.stages[i],
-                server->apply.stages[i] ? server->apply.stage_bytes : 0);
-    server->apply.stages[i] = NULL;
-  }
-  mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
-  mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__blocks_retire(server);
-  mlfab__layout_free(env, &server->layout);
+  mlfab__server_empty(server);
   server->layout = shift->layout;
   server->store = shift->store;
   server->store.layout = &server->layout;

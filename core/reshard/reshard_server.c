@@ -397,21 +397,7 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   mlfab__serve_resize(server);
-  for (uint32_t w = 0; w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    mlfab__free(env, peer->arena, peer->arena_bytes);
-    peer->arena = NULL;
-    peer->arena_bytes = peer->arena_head = peer->arena_tail = 0;
-  }
-  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
-    mlfab__free(env, server->apply.stages[i],
-                server->apply.stages[i] ? server->apply.stage_bytes : 0);
-    server->apply.stages[i] = NULL;
-  }
-  mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
-  mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__blocks_retire(server);
-  mlfab__layout_free(env, &server->layout);
+  mlfab__server_empty(server);
   server->layout = shift->layout;
   server->store = shift->store;
   server->store.layout = &server->layout;

@@ -84,8 +84,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   memset(&fail, 0, sizeof fail);
   fail.request = request;
   fail.code = code;
-  size_t n = strlen(text);
-  memcpy(fail.text, text, n < sizeof fail.text ? n : sizeof fail.text - 1);
+  snprintf(fail.text, sizeof fail.text, "%s", text);
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 

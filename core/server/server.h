@@ -64,22 +64,24 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* cursor of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;         /* index of its stage plus one, or 0 */
-  int unplaced;           /* is in the list of updates that wait for a plan */
-  int announced;          /* the scheduler knows of it */
-  int counted;            /* `ahead` counts its members in its slices */
-  uint64_t group;         /* number of its group, or 0 */
-  uint32_t waits;         /* members that its group has lost to silence */
-  uint32_t aggregator;    /* of its group */
+  uint32_t stage;      /* index of its stage plus one, or 0 */
+  int unplaced;        /* is in the list of updates that wait for a plan */
+  int announced;       /* the scheduler knows of it */
+  int counted;         /* `ahead` counts its members in its slices */
+  uint64_t group;      /* number of its group, or 0 */
+  uint32_t waits;      /* members that its group has lost to silence */
+  uint32_t aggregator; /* of its group */
+  uint64_t delay;      /* its delay when it got its place, or was refused one */
+  int withdrawn;       /* its turn decides it as not applied */
+  int refused;         /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;        /* of the bytes taken in, if a consistency model uses it */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
   double aggregator_rate; /* rate of the aggregator's in-link; 0 or less: unknown */
-  uint64_t delay;         /* its delay when it got its place, or was refused one */
   uint64_t shape;         /* hash of its segments */
-  int withdrawn;          /* its turn decides it as not applied */
-  int refused;            /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;           /* of the bytes taken in, if a consistency model uses it */
   uint64_t packed_end;    /* offset in the model at which the last received packet ends */
   uint64_t own_bytes;     /* its own push.bytes while push.bytes is that of a packed sum; or 0 */
   int all_released;       /* its aggregator may forward that whole sum, of any length */
+#endif
 } mlfab__incoming;
 
 /* How an update's bytes are written into a slice: see apply.c. */
@@ -427,14 +429,14 @@ typedef struct mlfab__server_serve {
 
 /* Slices on the move: reshard_server.c. */
 typedef struct mlfab__server_move {
-  const mlfab__server_mover *hooks;        /* or NULL */
+  const mlfab__server_mover *hooks; /* or NULL */
+  int held;                         /* slices are moving: this server decides and answers nothing */
+#if MLFAB_WITH_RESHARD
   mlfab__port across;                      /* to the other servers; `ready` opens the link */
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
-  int held;         /* slices are moving: this server decides and answers nothing */
-  int orphan;       /* server 0 is unreachable */
-  int adopted;      /* this server got the model from server 0 (ADOPT) */
-  uint64_t said_ns; /* when the workers were last told of the move or of the lost server 0 */
-#if MLFAB_WITH_RESHARD
+  int orphan;                              /* server 0 is unreachable */
+  int adopted;                             /* this server got the model from server 0 (ADOPT) */
+  uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
   mlfab__moved moved; /* the last answer to server 0 */
 #endif
 } mlfab__server_move;
@@ -524,6 +526,8 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                                               const uint32_t *owners, uint32_t nowners,
                                               mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
+/* Frees the blocks, the layout, and all memory whose size depends on them. */
+MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
