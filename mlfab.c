@@ -5308,21 +5308,29 @@ MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
 /* Sets `size` and the defaults of a checked description. */
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
-/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
-MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-
+/* The members and rules of a kind (MLFAB__SYNC_*), as bits; 0 for an invalid kind. */
+MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind);
 /* 1 when updates are summed, and applied in one commit a round. */
-MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
+static inline int mlfab__sync_rounds(uint32_t kind) {
+  return (mlfab__sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
+}
 /* Returns 1 if the model uses V_train: every server must then be told of every update, even of updates without bytes
  * for that server. */
-MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
+static inline int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
 /* 1 when the conditions use the state's significance. */
-MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
+static inline int mlfab__sync_significant(const mlfab_sync *sync) {
+  return sync->kind == MLFAB_SYNC_USER ||
+         (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
+}
 /* 1: every update of a worker may change the answers of the conditions, not only a step of V_train. */
-MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind);
+static inline int mlfab__sync_watches(uint32_t kind) {
+  return (mlfab__sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
+}
 /* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, because its draw only delayed
  * it. */
-MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
+static inline int mlfab__sync_rechecks(const mlfab_sync *sync) {
+  return !(mlfab__sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
+}
 
 /* --- conditions; `threshold` is the s in force: for DSPS the tuner's, else sync->staleness --- */
 
@@ -5377,7 +5385,7 @@ static const struct {
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
-static unsigned sync_uses(uint32_t kind) {
+MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind) {
   return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
@@ -5406,7 +5414,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
                        (long long)sync->staleness);
-  if ((sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
+  if ((mlfab__sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
       sync->staleness_max < sync->staleness)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: staleness_max is %lld, must be 0 or at least staleness, which is %lld",
@@ -5416,7 +5424,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
 
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
                                       mlfab_error *error) {
-  unsigned uses = sync_uses(sync->kind);
+  unsigned uses = mlfab__sync_uses(sync->kind);
   const char *kind = mlfab__sync_name(sync->kind);
   int code = 0;
   if (sync->kind >= MLFAB__COUNT(sync_kinds))
@@ -5443,40 +5451,9 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
-  if (!(sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
+  if (!(mlfab__sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
   if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
-}
-
-MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) {
-  unsigned uses = sync_uses(a->kind);
-  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
-         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
-         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
-         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
-         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
-         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
-         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
-         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
-}
-
-MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
-  return (sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
-}
-
-MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
-
-MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync) {
-  return sync->kind == MLFAB_SYNC_USER ||
-         (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
-}
-
-MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind) {
-  return (sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
-}
-
-MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
-  return !(sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
 }
 
 /* --- pull conditions --- */
@@ -51719,6 +51696,8 @@ MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *en
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
 /* Stops: the model is freed. */
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
+/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
+MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b);
 /* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
 
@@ -52027,6 +52006,18 @@ static const char *restore_record(mlfab__restore *restore, const mlfab__file_rec
 
 /* --- does it fit the model of worker 0? --- */
 
+MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b) {
+  unsigned uses = mlfab__sync_uses(a->kind);
+  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
+         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
+         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
+         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
+         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
+         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
+         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
+         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
+}
+
 static int restore_differs(const char *name, double stored, double given, mlfab_error *error) {
   if (stored <= given && stored >= given) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, in the checkpoint %g", name, given,
@@ -52062,7 +52053,7 @@ static int restore_options(const mlfab_model_options *stored, const mlfab_model_
     code = restore_differs("deterministic", stored->deterministic, given->deterministic, error);
   if (!code && given->slices > 0)
     code = restore_differs("slices", stored->slices, given->slices, error);
-  if (code || mlfab__sync_equal(&stored->consistency, &given->consistency)) return code;
+  if (code || mlfab__restore_equal(&stored->consistency, &given->consistency)) return code;
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                      "the consistency (%s) or a member of it differs from the checkpoint's (%s)",
                      mlfab__sync_name(given->consistency.kind),

@@ -308,6 +308,18 @@ static const char *restore_record(mlfab__restore *restore, const mlfab__file_rec
 
 /* --- does it fit the model of worker 0? --- */
 
+MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b) {
+  unsigned uses = mlfab__sync_uses(a->kind);
+  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
+         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
+         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
+         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
+         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
+         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
+         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
+         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
+}
+
 static int restore_differs(const char *name, double stored, double given, mlfab_error *error) {
   if (stored <= given && stored >= given) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, in the checkpoint %g", name, given,
@@ -343,7 +355,7 @@ static int restore_options(const mlfab_model_options *stored, const mlfab_model_
     code = restore_differs("deterministic", stored->deterministic, given->deterministic, error);
   if (!code && given->slices > 0)
     code = restore_differs("slices", stored->slices, given->slices, error);
-  if (code || mlfab__sync_equal(&stored->consistency, &given->consistency)) return code;
+  if (code || mlfab__restore_equal(&stored->consistency, &given->consistency)) return code;
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                      "the consistency (%s) or a member of it differs from the checkpoint's (%s)",
                      mlfab__sync_name(given->consistency.kind),

@@ -79,6 +79,8 @@ MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *en
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
 /* Stops: the model is freed. */
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
+/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
+MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b);
 /* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
 

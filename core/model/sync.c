@@ -16,7 +16,7 @@ static const struct {
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
-static unsigned sync_uses(uint32_t kind) {
+MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind) {
   return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
@@ -45,7 +45,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
                        (long long)sync->staleness);
-  if ((sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
+  if ((mlfab__sync_uses(sync->kind) & MLFAB__SYNC_MAX) && sync->staleness_max != 0 &&
       sync->staleness_max < sync->staleness)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: staleness_max is %lld, must be 0 or at least staleness, which is %lld",
@@ -55,7 +55,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
 
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
                                       mlfab_error *error) {
-  unsigned uses = sync_uses(sync->kind);
+  unsigned uses = mlfab__sync_uses(sync->kind);
   const char *kind = mlfab__sync_name(sync->kind);
   int code = 0;
   if (sync->kind >= MLFAB__COUNT(sync_kinds))
@@ -82,40 +82,9 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
-  if (!(sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
+  if (!(mlfab__sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
   if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
-}
-
-MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) {
-  unsigned uses = sync_uses(a->kind);
-  return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
-         (!(uses & MLFAB__SYNC_MAX) || a->staleness_max == b->staleness_max) &&
-         (!(uses & MLFAB__SYNC_NEED) || a->need == b->need) &&
-         (!(uses & MLFAB__SYNC_SOFT) || a->soft == b->soft) &&
-         (!(uses & MLFAB__SYNC_DRAWS) || a->only_fastest == b->only_fastest) &&
-         (!(uses & MLFAB__SYNC_LATE) || a->keep_late == b->keep_late) &&
-         (!(uses & MLFAB__SYNC_CHANCE) || a->chance == b->chance) &&
-         (!(uses & MLFAB__SYNC_ALPHA) || a->alpha == b->alpha);
-}
-
-MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
-  return (sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
-}
-
-MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
-
-MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync) {
-  return sync->kind == MLFAB_SYNC_USER ||
-         (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
-}
-
-MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind) {
-  return (sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
-}
-
-MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
-  return !(sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
 }
 
 /* --- pull conditions --- */

@@ -33,21 +33,29 @@ MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
 /* Sets `size` and the defaults of a checked description. */
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
-/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
-MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-
+/* The members and rules of a kind (MLFAB__SYNC_*), as bits; 0 for an invalid kind. */
+MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind);
 /* 1 when updates are summed, and applied in one commit a round. */
-MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
+static inline int mlfab__sync_rounds(uint32_t kind) {
+  return (mlfab__sync_uses(kind) & MLFAB__SYNC_ROUNDS) != 0;
+}
 /* Returns 1 if the model uses V_train: every server must then be told of every update, even of updates without bytes
  * for that server. */
-MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
+static inline int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
 /* 1 when the conditions use the state's significance. */
-MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
+static inline int mlfab__sync_significant(const mlfab_sync *sync) {
+  return sync->kind == MLFAB_SYNC_USER ||
+         (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
+}
 /* 1: every update of a worker may change the answers of the conditions, not only a step of V_train. */
-MLFAB__INTERNAL int mlfab__sync_watches(uint32_t kind);
+static inline int mlfab__sync_watches(uint32_t kind) {
+  return (mlfab__sync_uses(kind) & MLFAB__SYNC_WATCHES) != 0;
+}
 /* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, because its draw only delayed
  * it. */
-MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
+static inline int mlfab__sync_rechecks(const mlfab_sync *sync) {
+  return !(mlfab__sync_uses(sync->kind) & MLFAB__SYNC_DRAWS);
+}
 
 /* --- conditions; `threshold` is the s in force: for DSPS the tuner's, else sync->staleness --- */
 

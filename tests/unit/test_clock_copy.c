@@ -2,6 +2,7 @@
  * copy. Open rounds of several servers are united if they belong to the same round of the same model. */
 #include "../testing.h"
 
+#include "core/checkpoint/restore.h"
 #include "core/server/clock_copy.h"
 
 enum { WORKERS = 40, WORDS = 2 };
@@ -77,7 +78,7 @@ static void same_clock(const mlfab__clock_record *in, const uint32_t *words) {
   assert_int_equal(out.refused_round, in->refused_round);
   assert_int_equal(out.threshold, in->threshold);
   assert_true(out.scale >= in->scale && out.scale <= in->scale);
-  assert_true(mlfab__sync_equal(&out.consistency, &in->consistency));
+  assert_true(mlfab__restore_equal(&out.consistency, &in->consistency));
   assert_int_equal(out.words, WORDS);
   assert_memory_equal(out_words, words, WORDS * sizeof *words);
 }

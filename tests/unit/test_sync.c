@@ -3,6 +3,7 @@
  * test_lazy.c.
  *
  * MLFAB_SCALE=100 makes 400,000 trials of each gap distribution, 1 (the default) a hundredth of them. */
+#include "core/checkpoint/restore.h"
 #include "core/model/sync.h"
 
 #include <math.h>
@@ -298,14 +299,14 @@ TEST(test_descriptions) {
     mlfab__sync_complete(&all);
     assert_int_equal(all.size, sizeof all);
     other.size = 0;
-    assert_true(mlfab__sync_equal(&all, &other));
+    assert_true(mlfab__restore_equal(&all, &other));
     other.kind = (kind + 1) % KINDS;
-    assert_false(mlfab__sync_equal(&all, &other));
-#define CHANGED(member, used)                                   \
-  do {                                                          \
-    other = all;                                                \
-    other.member = 2;                                           \
-    assert_int_equal(mlfab__sync_equal(&all, &other), !(used)); \
+    assert_false(mlfab__restore_equal(&all, &other));
+#define CHANGED(member, used)                                      \
+  do {                                                             \
+    other = all;                                                   \
+    other.member = 2;                                              \
+    assert_int_equal(mlfab__restore_equal(&all, &other), !(used)); \
   } while (0)
     CHANGED(staleness, stale);
     CHANGED(staleness_max, kind == MLFAB_SYNC_DSPS);
