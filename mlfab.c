@@ -16874,6 +16874,8 @@ typedef struct mlfab__server_policy {
    * again, through the aggregator or, if `direct`, without it. */
   void (*split)(mlfab__server *server, mlfab__incoming *member, mlfab__incoming *culprit,
                 int direct);
+  /* May a member of the group not be taken in now, because the consistency has changed since? Then it leaves the group. */
+  int (*strays)(mlfab__server *server, mlfab__incoming *member);
   /* The server is about to decide a group. */
   void (*end)(mlfab__server *server, const mlfab__incoming *leader, int applied);
   /* All groups start again, with the current weights. There must be no head. */
@@ -17187,14 +17189,9 @@ MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__in
 /* Stores the delay. Returns DROPPED when it is not below the bound, else 0. */
 MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
                                       uint64_t delay);
-/* Of a group: the next member, or NULL; the first member. follows: is it a member other than the first? */
+/* Of a group: the next member, or NULL. follows: is it a member other than the first? */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update);
 MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
-/* The first member of its group that may not be taken in now, because the consistency has changed since.
- * NULL: none. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
-                                                    mlfab__incoming *member);
 /* Is it, or its group, being applied, so that it can no longer be withdrawn? */
 MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
@@ -18069,18 +18066,6 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *upda
   return update->group && next && next->group == update->group ? next : NULL;
 }
 
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update) {
-  while (update->previous && update->previous->group == update->group) update = update->previous;
-  return update;
-}
-
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
-                                                    mlfab__incoming *member) {
-  mlfab__incoming *update = mlfab__queue_leader(member);
-  while (update && mlfab__queue_eligible(server, update)) update = mlfab__queue_member(update);
-  return update;
-}
-
 MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update) {
   return update->group && update->previous && update->previous->group == update->group;
 }
@@ -18821,13 +18806,9 @@ static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint
 
 MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data) {
-  mlfab__incoming *stray = update->group ? mlfab__queue_stray(server, update) : NULL;
   uint64_t bytes = update->push.bytes;
   int code = 0;
-  if (stray) {
-    server->policy->split(server, update, stray, 0);
-    return;
-  }
+  if (update->group && server->policy->strays(server, update)) return;
   server->apply.head = update;
   update->last_byte_ns = server->now_ns;
   if (apply_turn_away(server, update)) return;
@@ -40421,6 +40402,9 @@ MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *
                                         uint64_t upto);
 MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
                                         mlfab__incoming *culprit, int direct);
+/* strays: see mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__route_strays(struct mlfab__server *server,
+                                        struct mlfab__incoming *member);
 MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
                                       int applied);
 MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);
@@ -40730,9 +40714,14 @@ static void route_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   server->port.post(server->port.self, aggregator, MLFAB__GROUP, server->sched->meta, bytes);
 }
 
+static mlfab__incoming *route_leader(mlfab__incoming *update) {
+  while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
 MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
                                         mlfab__incoming *culprit, int direct) {
-  mlfab__incoming *leader = mlfab__queue_leader(member), *last = leader;
+  mlfab__incoming *leader = route_leader(member), *last = leader;
   route_end_group(server, leader->aggregator, leader->group);
   server->stats->groups_failed++;
   if (server->apply.head == leader) mlfab__apply_abort(server);
@@ -40750,6 +40739,13 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
     route_direct(server, culprit);
   }
   if (leader) route_begin(server, leader, direct);
+}
+
+MLFAB__INTERNAL int mlfab__route_strays(mlfab__server *server, mlfab__incoming *member) {
+  mlfab__incoming *stray = route_leader(member);
+  while (stray && mlfab__queue_eligible(server, stray)) stray = mlfab__queue_member(stray);
+  if (stray) mlfab__route_split(server, member, stray, 0);
+  return stray != NULL;
 }
 
 MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server) {
@@ -41549,6 +41545,7 @@ static const mlfab__server_policy client_policy = {
     .let = client_let,
     .grant = mlfab__route_grant,
     .split = mlfab__route_split,
+    .strays = mlfab__route_strays,
     .end = mlfab__route_end,
     .regroup = mlfab__route_regroup,
     .lost = mlfab__route_lost,

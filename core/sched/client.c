@@ -233,6 +233,7 @@ static const mlfab__server_policy client_policy = {
     .let = client_let,
     .grant = mlfab__route_grant,
     .split = mlfab__route_split,
+    .strays = mlfab__route_strays,
     .end = mlfab__route_end,
     .regroup = mlfab__route_regroup,
     .lost = mlfab__route_lost,

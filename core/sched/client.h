@@ -98,6 +98,9 @@ MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *
                                         uint64_t upto);
 MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
                                         mlfab__incoming *culprit, int direct);
+/* strays: see mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__route_strays(struct mlfab__server *server,
+                                        struct mlfab__incoming *member);
 MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
                                       int applied);
 MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);

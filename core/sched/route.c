@@ -220,9 +220,14 @@ static void route_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   server->port.post(server->port.self, aggregator, MLFAB__GROUP, server->sched->meta, bytes);
 }
 
+static mlfab__incoming *route_leader(mlfab__incoming *update) {
+  while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
 MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
                                         mlfab__incoming *culprit, int direct) {
-  mlfab__incoming *leader = mlfab__queue_leader(member), *last = leader;
+  mlfab__incoming *leader = route_leader(member), *last = leader;
   route_end_group(server, leader->aggregator, leader->group);
   server->stats->groups_failed++;
   if (server->apply.head == leader) mlfab__apply_abort(server);
@@ -240,6 +245,13 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
     route_direct(server, culprit);
   }
   if (leader) route_begin(server, leader, direct);
+}
+
+MLFAB__INTERNAL int mlfab__route_strays(mlfab__server *server, mlfab__incoming *member) {
+  mlfab__incoming *stray = route_leader(member);
+  while (stray && mlfab__queue_eligible(server, stray)) stray = mlfab__queue_member(stray);
+  if (stray) mlfab__route_split(server, member, stray, 0);
+  return stray != NULL;
 }
 
 MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server) {

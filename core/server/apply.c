@@ -716,13 +716,9 @@ static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint
 
 MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data) {
-  mlfab__incoming *stray = update->group ? mlfab__queue_stray(server, update) : NULL;
   uint64_t bytes = update->push.bytes;
   int code = 0;
-  if (stray) {
-    server->policy->split(server, update, stray, 0);
-    return;
-  }
+  if (update->group && server->policy->strays(server, update)) return;
   server->apply.head = update;
   update->last_byte_ns = server->now_ns;
   if (apply_turn_away(server, update)) return;

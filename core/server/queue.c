@@ -157,18 +157,6 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *upda
   return update->group && next && next->group == update->group ? next : NULL;
 }
 
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update) {
-  while (update->previous && update->previous->group == update->group) update = update->previous;
-  return update;
-}
-
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
-                                                    mlfab__incoming *member) {
-  mlfab__incoming *update = mlfab__queue_leader(member);
-  while (update && mlfab__queue_eligible(server, update)) update = mlfab__queue_member(update);
-  return update;
-}
-
 MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update) {
   return update->group && update->previous && update->previous->group == update->group;
 }

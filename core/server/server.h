@@ -368,6 +368,8 @@ typedef struct mlfab__server_policy {
    * again, through the aggregator or, if `direct`, without it. */
   void (*split)(mlfab__server *server, mlfab__incoming *member, mlfab__incoming *culprit,
                 int direct);
+  /* May a member of the group not be taken in now, because the consistency has changed since? Then it leaves the group. */
+  int (*strays)(mlfab__server *server, mlfab__incoming *member);
   /* The server is about to decide a group. */
   void (*end)(mlfab__server *server, const mlfab__incoming *leader, int applied);
   /* All groups start again, with the current weights. There must be no head. */
@@ -681,14 +683,9 @@ MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__in
 /* Stores the delay. Returns DROPPED when it is not below the bound, else 0. */
 MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
                                       uint64_t delay);
-/* Of a group: the next member, or NULL; the first member. follows: is it a member other than the first? */
+/* Of a group: the next member, or NULL. follows: is it a member other than the first? */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update);
 MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
-/* The first member of its group that may not be taken in now, because the consistency has changed since.
- * NULL: none. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
-                                                    mlfab__incoming *member);
 /* Is it, or its group, being applied, so that it can no longer be withdrawn? */
 MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
