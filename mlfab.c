@@ -59478,56 +59478,6 @@ static void context_no_log(void *user, int level, const char *line) {
   (void)line;
 }
 
-/* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
- * owner's alone). Returns its descriptor, or -1 with errno. */
-static int context_beside(const char *path, char *name, size_t room) {
-  uint64_t salt = mlfab__monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
-  int fd = -1;
-  errno = EEXIST;
-  for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
-    int n = snprintf(name, room, "%s.%ld-%08x.part", path, (long)getpid(),
-                     (unsigned)(mlfab__mix(salt + i) >> 32));
-    if (n < 0 || (size_t)n >= room) {
-      errno = ENAMETOOLONG;
-      return -1;
-    }
-    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  }
-  return fd;
-}
-
-static int context_write(int fd, const uint8_t *data, size_t bytes) {
-  while (bytes > 0) {
-    ssize_t n = write(fd, data, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return -1;
-    data += n;
-    bytes -= (size_t)n;
-  }
-  return fsync(fd);
-}
-
-/* Writes beside the file, then renames. A reader sees the old file or the new file. Of simultaneous writes, the last
- * rename wins. */
-static int context_store(void *user, const char *path, const void *data, size_t bytes) {
-  (void)user;
-  char name[4096];
-  struct rlimit most; /* writing beyond it raises SIGXFSZ, which belongs to the program */
-  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
-    errno = EFBIG;
-    return MLFAB_ERR_IO;
-  }
-  int fd = context_beside(path, name, sizeof name);
-  if (fd < 0) return MLFAB_ERR_IO;
-  int failed = context_write(fd, data, bytes), why = errno;
-  if (close(fd) && !failed) failed = 1, why = errno;
-  if (!failed && rename(name, path)) failed = 1, why = errno;
-  if (!failed) return 0;
-  unlink(name);
-  errno = why;
-  return MLFAB_ERR_IO;
-}
-
 /* Number of contexts opened in this process. Unlike an address, a number is never used again. */
 static _Atomic uint64_t context_count;
 
@@ -60270,7 +60220,6 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   ctx->log_level = env.hooks.log ? env.hooks.log_level : 0;
   if (!ctx->hooks.clock) ctx->hooks.clock = mlfab__monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
-  if (!ctx->hooks.store) ctx->hooks.store = context_store;
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -63323,6 +63272,55 @@ static size_t calls_save_header(const mlfab__layout *layout, char *text, size_t 
   return at + 1;
 }
 
+/* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
+ * owner's alone). Returns its descriptor, or -1 with errno. */
+static int calls_save_beside(const char *path, char *name, size_t room) {
+  uint64_t salt = (uint64_t)(uintptr_t)&room; /* differs between threads */
+  int fd = -1;
+  errno = EEXIST;
+  for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
+    int n = snprintf(name, room, "%s.%ld-%08x.part", path, (long)getpid(),
+                     (unsigned)(mlfab__mix(salt + i) >> 32));
+    if (n < 0 || (size_t)n >= room) {
+      errno = ENAMETOOLONG;
+      return -1;
+    }
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  }
+  return fd;
+}
+
+static int calls_save_write(int fd, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(fd, data, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return fsync(fd);
+}
+
+/* Writes beside the file, then renames. A reader sees the old file or the new file. Of simultaneous writes, the last
+ * rename wins. */
+static int calls_save_store(const char *path, const void *data, size_t bytes) {
+  char name[4096];
+  struct rlimit most; /* writing beyond it raises SIGXFSZ, which belongs to the program */
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return MLFAB_ERR_IO;
+  }
+  int fd = calls_save_beside(path, name, sizeof name);
+  if (fd < 0) return MLFAB_ERR_IO;
+  int failed = calls_save_write(fd, data, bytes), why = errno;
+  if (close(fd) && !failed) failed = 1, why = errno;
+  if (!failed && rename(name, path)) failed = 1, why = errno;
+  if (!failed) return 0;
+  unlink(name);
+  errno = why;
+  return MLFAB_ERR_IO;
+}
+
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
   if (!path) return mlfab__context_null(ctx, "save: path");
@@ -63357,7 +63355,9 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   }
   pthread_mutex_unlock(&ctx->lock); /* other threads go on while this thread writes */
   errno = 0;
-  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  int failed = !code && (ctx->hooks.store ? ctx->hooks.store(ctx->hooks.user, path, file, bytes)
+                                          : calls_save_store(path, file, bytes));
+  int number = errno;
   pthread_mutex_lock(&ctx->lock);
   if (failed)
     code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,

@@ -1,11 +1,15 @@
 /* calls_checkpoint.c - checkpoints, and weights that are saved in a file. */
+#include "../base/rng.h"
 #include "../checkpoint/checkpoint.h"
 #include "../worker/worker.h"
 #include "context.h"
 #include "disk.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -61,6 +65,55 @@ static size_t calls_save_header(const mlfab__layout *layout, char *text, size_t 
   return at + 1;
 }
 
+/* Creates a file beside `path` that has no other writer, with the mode of an ordinary new file (mkstemp's is the
+ * owner's alone). Returns its descriptor, or -1 with errno. */
+static int calls_save_beside(const char *path, char *name, size_t room) {
+  uint64_t salt = (uint64_t)(uintptr_t)&room; /* differs between threads */
+  int fd = -1;
+  errno = EEXIST;
+  for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
+    int n = snprintf(name, room, "%s.%ld-%08x.part", path, (long)getpid(),
+                     (unsigned)(mlfab__mix(salt + i) >> 32));
+    if (n < 0 || (size_t)n >= room) {
+      errno = ENAMETOOLONG;
+      return -1;
+    }
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  }
+  return fd;
+}
+
+static int calls_save_write(int fd, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(fd, data, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return fsync(fd);
+}
+
+/* Writes beside the file, then renames. A reader sees the old file or the new file. Of simultaneous writes, the last
+ * rename wins. */
+static int calls_save_store(const char *path, const void *data, size_t bytes) {
+  char name[4096];
+  struct rlimit most; /* writing beyond it raises SIGXFSZ, which belongs to the program */
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return MLFAB_ERR_IO;
+  }
+  int fd = calls_save_beside(path, name, sizeof name);
+  if (fd < 0) return MLFAB_ERR_IO;
+  int failed = calls_save_write(fd, data, bytes), why = errno;
+  if (close(fd) && !failed) failed = 1, why = errno;
+  if (!failed && rename(name, path)) failed = 1, why = errno;
+  if (!failed) return 0;
+  unlink(name);
+  errno = why;
+  return MLFAB_ERR_IO;
+}
+
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
   if (!path) return mlfab__context_null(ctx, "save: path");
@@ -95,7 +148,9 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   }
   pthread_mutex_unlock(&ctx->lock); /* other threads go on while this thread writes */
   errno = 0;
-  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  int failed = !code && (ctx->hooks.store ? ctx->hooks.store(ctx->hooks.user, path, file, bytes)
+                                          : calls_save_store(path, file, bytes));
+  int number = errno;
   pthread_mutex_lock(&ctx->lock);
   if (failed)
     code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
