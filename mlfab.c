@@ -3279,23 +3279,11 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
  *
  * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
  * VL). It must not be above mlfab__kernel_level. Functions ending in _by take config.kernels. All others take the
- * highest row. Tests compare the rows.
- *
- * cblas. A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
- * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
- * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
- * effect. */
+ * highest row. Tests compare the rows. */
 
 /* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-
-/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
-#define MLFAB__OP_OR 5
-
-/* Maximum number of arrays that are read, and written, in one pass. */
-#define MLFAB__COMBINE_MOST 64u
 
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
@@ -3348,16 +3336,19 @@ typedef struct mlfab__kernels {
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 
-/* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
- * elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
- * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 #if MLFAB_WITH_CBLAS
+/* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
+ * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
+ * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
+ * effect.
+ *
+ * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
+ * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
-#else
-#define mlfab__kernels_cblas() NULL
-#endif
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
+#endif
 
 /* ==== core/kernels/kernels_x86.h - vector types for the kernels of x86. Included by the files that have such kernels. */
 
@@ -3696,11 +3687,10 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
+#if MLFAB_WITH_CBLAS
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) {
   int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
-  const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
-  assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
-  return row;
+  return takes ? mlfab__kernels_cblas() : NULL;
 }
 
 /* Elements of the next call of cblas. */
@@ -3721,6 +3711,23 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   return finite;
 }
 
+static double kernel_cblas_norm2(const mlfab__kernels *row, int level, int dtype, const void *u,
+                                 uint64_t n) {
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  double sum = 0.0;
+  for (uint64_t at = 0; at < n; at += count) {
+    const void *from = KERNEL_AT(u, at * bytes);
+    uint64_t done = 0;
+    count = kernel_cblas_count(n - at);
+    double piece = row->norm2[dtype](from, count, &done);
+    if (done < count)
+      piece = mlfab__kernel_norm2_with(level & ~MLFAB__KERNEL_CBLAS, dtype, from, count);
+    sum += piece;
+  }
+  return sum;
+}
+#endif
+
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -3734,11 +3741,13 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
+#if MLFAB_WITH_CBLAS
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   /* A scale that is rounded to 0 leaves only the signs of zeros, and cblas may change those. */
   int clears = dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
   if (cblas && dst != NULL && !clears)
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
+#endif
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);
   uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
@@ -3774,30 +3783,18 @@ KERNEL_NORM2(kernel_norm2_f32, float)
 KERNEL_NORM2(kernel_norm2_f64, double)
 KERNEL_NORM2(kernel_norm2_i64, int64_t)
 
-static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
+#if MLFAB_WITH_CBLAS
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
+  if (cblas) return kernel_cblas_norm2(cblas, level, dtype, u, n);
+#endif
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t done = 0;
   if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
   if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
   assert(dtype == MLFAB_F32 && "element type");
   double sum = row->norm2[dtype] ? row->norm2[dtype](u, n, &done) : 0.0;
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
-}
-
-MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
-  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
-  double sum = 0.0;
-  level &= ~MLFAB__KERNEL_CBLAS;
-  if (!cblas) return kernel_norm2_own(level, dtype, u, n);
-  for (uint64_t at = 0; at < n; at += count) {
-    const void *from = KERNEL_AT(u, at * bytes);
-    uint64_t done = 0;
-    count = kernel_cblas_count(n - at);
-    double piece = cblas->norm2[dtype](from, count, &done);
-    sum += done == count ? piece : kernel_norm2_own(level, dtype, from, count);
-  }
-  return sum;
 }
 
 /* ---- copying ---- */
@@ -4049,6 +4046,12 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 
 #if MLFAB_WITH_COLL
 /* ==== core/kernels/kernels_combine.h - element-wise operations of collectives. */
+
+/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
+#define MLFAB__OP_OR 5
+
+/* Maximum number of arrays that are read, and written, in one pass. */
+#define MLFAB__COMBINE_MOST 64u
 
 /* A row, by element type. NULL: use the portable code. */
 typedef struct mlfab__combines {
@@ -4329,7 +4332,6 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
   const mlfab__combines *row = mlfab__combines_row(level & ~MLFAB__KERNEL_CBLAS);
-  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
@@ -4339,6 +4341,8 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
     combine_copy(dst, ndst, (const char *)in[0], n * bytes);
     return;
   }
+#if MLFAB_WITH_CBLAS
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
     for (uint64_t count; done < n; done += count) {
       count = mlfab__min(n - done, MLFAB__CBLAS_MOST);
@@ -4346,6 +4350,7 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
     }
     return;
   }
+#endif
   combine_split(dst[0], n, bytes, &head, &body);
   if (row->combine[dtype] && body > 0) {
     uint64_t past =

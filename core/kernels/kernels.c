@@ -115,11 +115,10 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
+#if MLFAB_WITH_CBLAS
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) {
   int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
-  const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
-  assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
-  return row;
+  return takes ? mlfab__kernels_cblas() : NULL;
 }
 
 /* Elements of the next call of cblas. */
@@ -140,6 +139,23 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   return finite;
 }
 
+static double kernel_cblas_norm2(const mlfab__kernels *row, int level, int dtype, const void *u,
+                                 uint64_t n) {
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  double sum = 0.0;
+  for (uint64_t at = 0; at < n; at += count) {
+    const void *from = KERNEL_AT(u, at * bytes);
+    uint64_t done = 0;
+    count = kernel_cblas_count(n - at);
+    double piece = row->norm2[dtype](from, count, &done);
+    if (done < count)
+      piece = mlfab__kernel_norm2_with(level & ~MLFAB__KERNEL_CBLAS, dtype, from, count);
+    sum += piece;
+  }
+  return sum;
+}
+#endif
+
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -153,11 +169,13 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
+#if MLFAB_WITH_CBLAS
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   /* A scale that is rounded to 0 leaves only the signs of zeros, and cblas may change those. */
   int clears = dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
   if (cblas && dst != NULL && !clears)
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
+#endif
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);
   uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
@@ -193,30 +211,18 @@ KERNEL_NORM2(kernel_norm2_f32, float)
 KERNEL_NORM2(kernel_norm2_f64, double)
 KERNEL_NORM2(kernel_norm2_i64, int64_t)
 
-static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
+#if MLFAB_WITH_CBLAS
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
+  if (cblas) return kernel_cblas_norm2(cblas, level, dtype, u, n);
+#endif
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t done = 0;
   if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
   if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
   assert(dtype == MLFAB_F32 && "element type");
   double sum = row->norm2[dtype] ? row->norm2[dtype](u, n, &done) : 0.0;
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
-}
-
-MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
-  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
-  double sum = 0.0;
-  level &= ~MLFAB__KERNEL_CBLAS;
-  if (!cblas) return kernel_norm2_own(level, dtype, u, n);
-  for (uint64_t at = 0; at < n; at += count) {
-    const void *from = KERNEL_AT(u, at * bytes);
-    uint64_t done = 0;
-    count = kernel_cblas_count(n - at);
-    double piece = cblas->norm2[dtype](from, count, &done);
-    sum += done == count ? piece : kernel_norm2_own(level, dtype, from, count);
-  }
-  return sum;
 }
 
 /* ---- copying ---- */

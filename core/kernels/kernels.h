@@ -13,13 +13,7 @@
  *
  * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
  * VL). It must not be above mlfab__kernel_level. Functions ending in _by take config.kernels. All others take the
- * highest row. Tests compare the rows.
- *
- * cblas. A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
- * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
- * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
- * effect. */
+ * highest row. Tests compare the rows. */
 #ifndef MLFAB__KERNELS_H
 #define MLFAB__KERNELS_H
 
@@ -28,12 +22,6 @@
 /* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-
-/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
-#define MLFAB__OP_OR 5
-
-/* Maximum number of arrays that are read, and written, in one pass. */
-#define MLFAB__COMBINE_MOST 64u
 
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
@@ -86,15 +74,18 @@ typedef struct mlfab__kernels {
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 
-/* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
- * elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
- * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 #if MLFAB_WITH_CBLAS
+/* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
+ * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
+ * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
+ * effect.
+ *
+ * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
+ * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
-#else
-#define mlfab__kernels_cblas() NULL
-#endif
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
+#endif
 
 #endif

@@ -237,7 +237,6 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
   const mlfab__combines *row = mlfab__combines_row(level & ~MLFAB__KERNEL_CBLAS);
-  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
@@ -247,6 +246,8 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
     combine_copy(dst, ndst, (const char *)in[0], n * bytes);
     return;
   }
+#if MLFAB_WITH_CBLAS
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
     for (uint64_t count; done < n; done += count) {
       count = mlfab__min(n - done, MLFAB__CBLAS_MOST);
@@ -254,6 +255,7 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
     }
     return;
   }
+#endif
   combine_split(dst[0], n, bytes, &head, &body);
   if (row->combine[dtype] && body > 0) {
     uint64_t past =

@@ -4,6 +4,12 @@
 
 #include "half.h"
 
+/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
+#define MLFAB__OP_OR 5
+
+/* Maximum number of arrays that are read, and written, in one pass. */
+#define MLFAB__COMBINE_MOST 64u
+
 /* A row, by element type. NULL: use the portable code. */
 typedef struct mlfab__combines {
   /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;

@@ -54,7 +54,7 @@ static void measure(int operation, uint64_t bytes) {
   static const char *const names[OPERATIONS] = {"add", "reduce", "norm"};
   double own[TRIALS_MAX], cblas[TRIALS_MAX], copy[TRIALS_MAX], size = (double)bytes * 1e-9;
   uint64_t n = bytes / sizeof *update, turns = ((uint64_t)64 << 20) / bytes;
-  int there = mlfab__kernels_cblas() != NULL;
+  int there = MLFAB_WITH_CBLAS;
   char name[32];
   for (int t = -1; t < trials; t++) {
     int at = t < 0 ? 0 : t;
