@@ -74025,77 +74025,60 @@ MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int 
 #if MLFAB_WITH_SPARSE
 #endif
 
+/* A group that may be left out, the condition under which a configuration needs it, and its text. */
+#define COMPOSE_LACKS(name, condition, text) \
+  { !MLFAB_WITH_##name && (condition), #name, text }
+
 /* Returns UNSUPPORTED if the configuration needs a group that is not compiled in. */
-static int compose_check(const mlfab_config *config, mlfab_error *error) {
-  if ((config->key_file[0] || config->key_from) && !config->key[0])
+static int compose_check(const mlfab_config *c, mlfab_error *error) {
+  int observes = c->log[0] || c->metrics[0] || c->trace[0];
+  int grows = c->workers_max > c->workers, servers_grow = c->servers_max > c->servers;
+  const struct {
+    int needed;
+    const char *name, *text;
+  } absent[] = {
+      COMPOSE_LACKS(TELEMETRY, observes, "log, metrics and trace need telemetry, which was"),
+      COMPOSE_LACKS(KEYS, c->key[0], "a key (MLFAB_KEY) needs the code of keys, which was"),
+      COMPOSE_LACKS(GROWTH, c->join, "join (MLFAB_JOIN) needs growth, which was"),
+      COMPOSE_LACKS(GROWTH, grows, "workers_max (MLFAB_WORKERS_MAX) needs growth, which was"),
+      COMPOSE_LACKS(GROWTH, servers_grow,
+                    "servers_max (MLFAB_SERVERS_MAX) needs growth, which was"),
+      COMPOSE_LACKS(PUSH, c->servers > 1,
+                    "servers (MLFAB_SERVERS) above 1 need pushes and pulls, which were"),
+      COMPOSE_LACKS(SCHED, c->order_by_rate,
+                    "order_by_rate (MLFAB_ORDER_BY_RATE) needs measured links, which were"),
+      COMPOSE_LACKS(RESHARD, servers_grow,
+                    "servers_max (MLFAB_SERVERS_MAX) needs moving slices, which was"),
+      COMPOSE_LACKS(CHECKPOINT, c->checkpoint_dir[0] || c->resume[0],
+                    "checkpoint_dir and resume need checkpoints, which were"),
+      COMPOSE_LACKS(REPLICA, c->replicas, "replicas (MLFAB_REPLICAS) need code that was"),
+      COMPOSE_LACKS(CHECKPOINT, c->vote_dir[0],
+                    "vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were"),
+      COMPOSE_LACKS(CBLAS, c->kernels == MLFAB_KERNELS_CBLAS,
+                    "kernels (MLFAB_KERNELS) is cblas, which was"),
+      COMPOSE_LACKS(DEVICE, c->device, "device needs device memory, which was"),
+      COMPOSE_LACKS(SCHED, c->scheduler != MLFAB_SCHEDULER_NONE,
+                    "a scheduler (MLFAB_SCHEDULER) needs scheduling, which was")};
+  if ((c->key_file[0] || c->key_from) && !c->key[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,
         "configuration: only mlfab_open asks key_file and key_from; give a node `key`");
-  if (config->log[0] || config->metrics[0] || config->trace[0])
-    return MLFAB__FAIL(error, MLFAB_WITH_TELEMETRY ? MLFAB_ERR_CONFIG : MLFAB_ERR_UNSUPPORTED,
-                       MLFAB_WITH_TELEMETRY
-                           ? "configuration: only mlfab_open writes log, metrics and trace"
-                           : "configuration: log, metrics and trace need telemetry, which was left "
-                             "out (MLFAB_WITH_TELEMETRY is 0)");
+  if (MLFAB_WITH_TELEMETRY && observes)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "configuration: only mlfab_open writes log, metrics and trace");
 #if MLFAB_WITH_KEYS
-  int code = mlfab__guard_check(config, error);
+  int code = mlfab__guard_check(c, error);
   if (code) return code;
-#else
-  if (config->key[0])
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
-                       "out (MLFAB_WITH_KEYS is 0)");
 #endif
-  if (!MLFAB_WITH_GROWTH && (config->join || config->workers_max > config->workers ||
-                             config->servers_max > config->servers))
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: %s needs growth, which was left out (MLFAB_WITH_GROWTH is 0)",
-        config->join                            ? "join (MLFAB_JOIN)"
-        : config->workers_max > config->workers ? "workers_max (MLFAB_WORKERS_MAX)"
-                                                : "servers_max (MLFAB_SERVERS_MAX)");
-  if (!MLFAB_WITH_PUSH && config->servers > 1)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
-        "were left out (MLFAB_WITH_PUSH is 0)");
-  if (!MLFAB_WITH_SCHED && config->order_by_rate)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: order_by_rate (MLFAB_ORDER_BY_RATE) needs measured links, "
-                       "which were left out (MLFAB_WITH_SCHED is 0)");
-  if (!MLFAB_WITH_SCHED && config->schedule.delay_bound == 0)
+  if (!MLFAB_WITH_SCHED && c->schedule.delay_bound == 0)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "configuration: schedule.delay_bound is 0: all updates would be dropped");
-  if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
-                       "was left out (MLFAB_WITH_RESHARD is 0)");
-  if (!MLFAB_WITH_CHECKPOINT && (config->checkpoint_dir[0] || config->resume[0]))
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: checkpoint_dir and resume need checkpoints, which were left "
-                       "out (MLFAB_WITH_CHECKPOINT is 0)");
-  if (!MLFAB_WITH_REPLICA && config->replicas)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: replicas (MLFAB_REPLICAS) need code that was left out "
-                       "(MLFAB_WITH_REPLICA is 0)");
-  if (!MLFAB_WITH_CHECKPOINT && config->vote_dir[0])
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were left "
-        "out (MLFAB_WITH_CHECKPOINT is 0)");
-  if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
-                       "(MLFAB_WITH_CBLAS is 0)");
-  if (!MLFAB_WITH_DEVICE && config->device)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "configuration: device needs device memory, which was left out "
-                       "(MLFAB_WITH_DEVICE is 0)");
-  if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
-  return MLFAB__FAIL(
-      error, MLFAB_ERR_UNSUPPORTED,
-      "configuration: a scheduler (MLFAB_SCHEDULER) needs scheduling, which was left "
-      "out (MLFAB_WITH_SCHED is 0)");
+  for (size_t i = 0; i < MLFAB__COUNT(absent); i++)
+    if (absent[i].needed)
+      return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                         "configuration: %s left out (MLFAB_WITH_%s is 0)", absent[i].text,
+                         absent[i].name);
+  return 0;
 }
 
 #if MLFAB_WITH_SCHED
