@@ -57782,6 +57782,8 @@ typedef struct mlfab__parts {
   struct mlfab__capacity_role *capacity;
   struct mlfab__checkpoint_role *checkpoint;
   const mlfab__parts_push *push; /* NULL: not compiled in */
+  void (*measure)(mlfab *ctx,
+                  uint64_t now_ns); /* reports the traffic of transports (calls_sched.c) */
   /* Begins mlfab_finish: this worker has no more data. `finisher`: the worker, or the role that replaces it. */
   void *finisher;
   int (*finish)(void *finisher, uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p,
@@ -59605,38 +59607,6 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
-/* --- measuring --- */
-
-/* Adds the traffic of one more transport of this node. */
-static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
-  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
-  sum->bytes_in += one->bytes_in;
-  sum->bytes_out += one->bytes_out;
-  sum->own_in += one->own_in;
-  sum->own_out += one->own_out;
-  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
-  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
-  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
-  sum->limited_in &= one->limited_in;
-  sum->limited_out &= one->limited_out;
-}
-
-/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
- * does not use a network link. */
-static void context_measure(mlfab *ctx, uint64_t now) {
-  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
-  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
-  for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    const mlfab__context_transport *transport = &ctx->transports[t];
-    mlfab_measure one = {0};
-    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
-    if (transport->table->measure(transport->self, now, &one) == 1) context_measure_add(&sum, &one);
-  }
-  if (!sum.elapsed_ns) return;
-  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
-  mlfab_node_event(ctx->node, &event, now);
-}
-
 /* --- looking --- */
 
 /* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`. `tell` is
@@ -59683,7 +59653,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     now = mlfab__context_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
-    if (now >= ctx->measure_ns) context_measure(ctx, now);
+    if (now >= ctx->measure_ns) node->parts->measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
       /* A deadline may have ended a request without anything to send. */
       mlfab_node_tick(ctx->node, now);
@@ -63024,11 +62994,14 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
 #endif /* MLFAB_WITH_DAG */
 
 #if MLFAB_WITH_SCHED
-/* ==== core/api/calls_sched.h - the check of a schedule, for code that composes nodes. */
+/* ==== core/api/calls_sched.h - the check of a schedule, and measurements of links, for code that composes nodes. */
 
 /* The schedule with its defaults. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
+/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
+ * does not use a network link. */
+MLFAB__INTERNAL void mlfab__calls_sched_measure(mlfab *ctx, uint64_t now);
 
 /* ==== core/api/calls_sched.c - changing a fabric's schedule, and describing its plan. */
 
@@ -63128,6 +63101,34 @@ MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double o
                     "order_by_rate");
   if (!code) mlfab__capacity_other(node->parts->capacity, in, out, speed, node->now_ns);
   return mlfab__node_return(node, code, &error);
+}
+
+/* Adds the traffic of one more transport of this node. */
+static void calls_sched_add(mlfab_measure *sum, const mlfab_measure *one) {
+  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
+  sum->bytes_in += one->bytes_in;
+  sum->bytes_out += one->bytes_out;
+  sum->own_in += one->own_in;
+  sum->own_out += one->own_out;
+  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
+  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
+  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
+  sum->limited_in &= one->limited_in;
+  sum->limited_out &= one->limited_out;
+}
+
+MLFAB__INTERNAL void mlfab__calls_sched_measure(mlfab *ctx, uint64_t now) {
+  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
+  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    mlfab_measure one = {0};
+    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
+    if (transport->table->measure(transport->self, now, &one) == 1) calls_sched_add(&sum, &one);
+  }
+  if (!sum.elapsed_ns) return;
+  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
+  mlfab_node_event(ctx->node, &event, now);
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
@@ -74227,6 +74228,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
     code = mlfab__witness_attach(node, VOTES_DISK);
 #endif
+  node->parts->measure = mlfab__calls_sched_measure;
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
   return code;

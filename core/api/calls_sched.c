@@ -103,6 +103,34 @@ MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double o
   return mlfab__node_return(node, code, &error);
 }
 
+/* Adds the traffic of one more transport of this node. */
+static void calls_sched_add(mlfab_measure *sum, const mlfab_measure *one) {
+  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
+  sum->bytes_in += one->bytes_in;
+  sum->bytes_out += one->bytes_out;
+  sum->own_in += one->own_in;
+  sum->own_out += one->own_out;
+  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
+  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
+  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
+  sum->limited_in &= one->limited_in;
+  sum->limited_out &= one->limited_out;
+}
+
+MLFAB__INTERNAL void mlfab__calls_sched_measure(mlfab *ctx, uint64_t now) {
+  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
+  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    mlfab_measure one = {0};
+    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
+    if (transport->table->measure(transport->self, now, &one) == 1) calls_sched_add(&sum, &one);
+  }
+  if (!sum.elapsed_ns) return;
+  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
+  mlfab_node_event(ctx->node, &event, now);
+}
+
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
 }

@@ -191,38 +191,6 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
-/* --- measuring --- */
-
-/* Adds the traffic of one more transport of this node. */
-static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
-  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
-  sum->bytes_in += one->bytes_in;
-  sum->bytes_out += one->bytes_out;
-  sum->own_in += one->own_in;
-  sum->own_out += one->own_out;
-  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
-  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
-  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
-  sum->limited_in &= one->limited_in;
-  sum->limited_out &= one->limited_out;
-}
-
-/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
- * does not use a network link. */
-static void context_measure(mlfab *ctx, uint64_t now) {
-  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
-  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
-  for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    const mlfab__context_transport *transport = &ctx->transports[t];
-    mlfab_measure one = {0};
-    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
-    if (transport->table->measure(transport->self, now, &one) == 1) context_measure_add(&sum, &one);
-  }
-  if (!sum.elapsed_ns) return;
-  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
-  mlfab_node_event(ctx->node, &event, now);
-}
-
 /* --- looking --- */
 
 /* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`. `tell` is
@@ -269,7 +237,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     now = mlfab__context_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
-    if (now >= ctx->measure_ns) context_measure(ctx, now);
+    if (now >= ctx->measure_ns) node->parts->measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
       /* A deadline may have ended a request without anything to send. */
       mlfab_node_tick(ctx->node, now);

@@ -23,6 +23,8 @@ typedef struct mlfab__parts {
   struct mlfab__capacity_role *capacity;
   struct mlfab__checkpoint_role *checkpoint;
   const mlfab__parts_push *push; /* NULL: not compiled in */
+  void (*measure)(mlfab *ctx,
+                  uint64_t now_ns); /* reports the traffic of transports (calls_sched.c) */
   /* Begins mlfab_finish: this worker has no more data. `finisher`: the worker, or the role that replaces it. */
   void *finisher;
   int (*finish)(void *finisher, uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p,

@@ -259,6 +259,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
     code = mlfab__witness_attach(node, VOTES_DISK);
 #endif
+  node->parts->measure = mlfab__calls_sched_measure;
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
   return code;
