@@ -59171,8 +59171,8 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__conte
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
-MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* returns the time */
-MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx);      /* returns the time */
+MLFAB__INTERNAL int mlfab__context_leave(mlfab *ctx, int code); /* returns the code */
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* The functions below need the lock. */
@@ -59189,7 +59189,6 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
 /* With the lock: a call has waited in vain; adds to its error the obstacle to this process's connections. */
 MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* Makes the descriptor of mlfab_fd readable. */
@@ -59238,20 +59237,20 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be just the thread that the
- * call would wait for. */
-#define CONTEXT_MAY_WAIT(ctx)                                \
-  do {                                                       \
-    if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
-  } while (0)
+/* Checks, and takes the lock. ENTER_TO_WAIT: for a call that waits, which is refused inside a function of mlfab_on_done:
+ * its thread may be just the thread that the call would wait for. */
+#define CONTEXT_ENTER(ctx) \
+  CONTEXT_CHECK(ctx);      \
+  mlfab__context_enter(ctx)
+#define CONTEXT_ENTER_TO_WAIT(ctx) \
+  CONTEXT_ENTER(ctx);              \
+  if (mlfab__context_is_told(ctx)) return mlfab__context_leave(ctx, MLFAB_ERR_STATE)
 
 /* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: for a call that causes no actions, too. */
 #define CONTEXT_LOOK(ctx, call)                                     \
-  CONTEXT_CHECK(ctx);                                               \
-  mlfab__context_enter(ctx);                                        \
+  CONTEXT_ENTER(ctx);                                               \
   int code = ctx->closed ? mlfab__context_in_vain(ctx, 0) : (call); \
-  mlfab__context_leave(ctx);                                        \
-  return code
+  return mlfab__context_leave(ctx, code)
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
 
 /* --- submit.c --- */
@@ -59851,14 +59850,6 @@ MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
-  if (context_told != ctx) return 0;
-  mlfab__context_enter(ctx);
-  (void)mlfab__context_is_told(ctx);
-  mlfab__context_leave(ctx);
-  return 1;
-}
-
 MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id) {
   const mlfab__request *request =
       mlfab__request_find(&ctx->node->requests, *(const mlfab_request *)id);
@@ -59916,8 +59907,7 @@ static void context_tell_done(mlfab *ctx) {
 }
 
 MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void *user) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   mlfab__context_watch *watch = NULL;
@@ -59937,8 +59927,13 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
     request->watched = 1;
     ctx->node->requests.to_tell += request->done;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
+}
+
+static int context_pump_and_tell(mlfab *ctx) {
+  int moved = mlfab__context_pump(ctx);
+  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
+  return moved;
 }
 
 /* closed: 1 if the context was closed when the wait began; the wait ends when that changes. */
@@ -59948,9 +59943,7 @@ static int context_wait_until(mlfab *ctx, uint64_t deadline, mlfab__context_test
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what)) && ctx->closed == closed) {
-    int moved = mlfab__context_pump(ctx);
-    if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
-    if (moved) {
+    if (context_pump_and_tell(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
@@ -60014,12 +60007,6 @@ static int context_step_aside(mlfab *ctx, int called) {
   return called;
 }
 
-static int context_pump_and_tell(mlfab *ctx) {
-  int moved = mlfab__context_pump(ctx);
-  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
-  return moved;
-}
-
 static void *context_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
@@ -60071,7 +60058,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 
 /* Decides who drives the remaining work. It is the caller while it calls again and again and so drives itself: two
  * threads would only wake each other. Else it is the thread. */
-MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+MLFAB__INTERNAL int mlfab__context_leave(mlfab *ctx, int code) {
   context_take_error(ctx);
   if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
   ctx->calls++;
@@ -60091,6 +60078,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   /* Must be last: the closing thread frees the context when it gets the lock. */
   ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
+  return code;
 }
 
 /* --- opening --- */
@@ -60341,14 +60329,8 @@ static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (context_is_child(ctx)) return context_disown(ctx_p);
   mlfab__context_enter(ctx);
-  if (mlfab__context_is_told(ctx)) {
-    mlfab__context_leave(ctx);
-    return MLFAB_ERR_STATE;
-  }
-  if (ctx->closed) {
-    mlfab__context_leave(ctx);
-    return MLFAB_ERR_CLOSED;
-  }
+  if (mlfab__context_is_told(ctx)) return mlfab__context_leave(ctx, MLFAB_ERR_STATE);
+  if (ctx->closed) return mlfab__context_leave(ctx, MLFAB_ERR_CLOSED);
   ctx->closed = ctx->node->closed = 1;
   *ctx_p = NULL;
   context_drain(ctx);
@@ -60457,24 +60439,18 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
 }
 
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   /* If no thread drives, the polling call has to drive. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) code = context_test(ctx, request, done_p, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__context_await(ctx, request, timeout_ns, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  return mlfab__context_leave(ctx, mlfab__context_await(ctx, request, timeout_ns, result_p));
 }
 
 /* Reports the error with which a node has ended by itself. */
@@ -60491,15 +60467,10 @@ static int context_test_flushed(mlfab *ctx, void *what) {
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!ctx->node->is_worker) {
-    int wrong =
-        MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE, "flush: this node is not a worker");
-    mlfab__context_leave(ctx);
-    return wrong;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!ctx->node->is_worker)
+    return mlfab__context_leave(ctx, MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                                                 "flush: this node is not a worker"));
   uint64_t start = mlfab__context_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0, flushed = mlfab__context_until(ctx, deadline, context_test_flushed, NULL);
@@ -60529,8 +60500,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     code = ctx->node->requests.abandoned.code;
     ctx->node->requests.abandoned.code = 0;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* Returns 1 if a pump has moved anything since. */
@@ -60551,9 +60521,7 @@ static void context_untell(mlfab *ctx) {
 }
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER_TO_WAIT(ctx);
   context_untell(ctx);
   uint64_t before = ctx->moves;
   int moved = mlfab__context_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
@@ -60564,8 +60532,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   ctx->moves_told = ctx->moves;
   moved = mlfab__context_in_vain(ctx, moved);
   if (ctx->node->crashes) moved = context_crashed(ctx);
-  mlfab__context_leave(ctx);
-  return moved;
+  return mlfab__context_leave(ctx, moved);
 }
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
@@ -60576,20 +60543,15 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
   if (!code && ctx->stager && ctx->stager->copies(ctx))
     *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!ctx->node->is_server && !ctx->node->is_scheduler) {
-    int wrong = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-                            "serve: this node is neither server nor scheduler");
-    mlfab__context_leave(ctx);
-    return wrong;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!ctx->node->is_server && !ctx->node->is_scheduler)
+    return mlfab__context_leave(ctx,
+                                MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                                            "serve: this node is neither server nor scheduler"));
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
   int code = 0;
@@ -60608,8 +60570,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
     code = mlfab__context_in_vain(ctx, code);
   }
   if (ctx->node->crashes) code = context_crashed(ctx);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* --- descriptors, numbers --- */
@@ -60656,8 +60617,7 @@ MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code && ctx->fd < 0) code = context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
@@ -60682,8 +60642,7 @@ MLFAB_API int mlfab_servers(mlfab *ctx, uint32_t *servers, uint32_t room, uint32
     n++;
   }
   *count_p = n;
-  mlfab__context_leave(ctx);
-  return 0;
+  return mlfab__context_leave(ctx, 0);
 }
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
@@ -60698,17 +60657,14 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   mlfab__context_enter(ctx);
   *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
   error_p->reserved = 0;
-  mlfab__context_leave(ctx);
-  return 0;
+  return mlfab__context_leave(ctx, 0);
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   CONTEXT_CHECK(ctx);
   if (!stats_p) return mlfab__context_null(ctx, "get_stats: stats_p");
   mlfab__context_enter(ctx);
-  int code = mlfab_node_stats(ctx->node, stats_p, size);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, mlfab_node_stats(ctx->node, stats_p, size));
 }
 
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
@@ -61835,8 +61791,7 @@ MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, siz
     size_t bytes = mlfab__metrics_text(&snapshot, format, text, room);
     if (bytes_p) *bytes_p = bytes + 1;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
@@ -61866,9 +61821,7 @@ static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
 }
 
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER_TO_WAIT(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__context_memory *memory = NULL;
   int code = 0;
@@ -61891,19 +61844,13 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   } else if (memory) {
     mlfab__context_free_memory(ctx, memory);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) {
-    int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */
-    mlfab__context_leave(ctx);
-    return closed;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL))
+    return mlfab__context_leave(ctx, mlfab__context_in_vain(ctx, 0)); /* which frees it */
   mlfab__context_memory **at = &ctx->memories;
   while (*at && (*at)->at != memory) at = &(*at)->next;
   mlfab__context_memory *found = *at;
@@ -61916,8 +61863,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
                        "free: this memory does not come from mlfab_alloc of this context");
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* ==== core/api/submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
@@ -61942,11 +61888,8 @@ MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
 
 MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
                                        mlfab_request *request_p, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__submit(ctx, call, waits, request_p, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER(ctx);
+  return mlfab__context_leave(ctx, mlfab__submit(ctx, call, waits, request_p, result_p));
 }
 
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
@@ -61977,8 +61920,7 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
                        "finish: collectives that other workers began before are not over");
     code = mlfab__context_in_vain(ctx, code);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
@@ -62005,8 +61947,7 @@ MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "log: level %d", level);
   else
     mlfab__log(&ctx->node->env, level, "%s", clean);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
@@ -62125,8 +62066,7 @@ static int transfer_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n
   if (code) {
     mlfab__context_enter(ctx);
     ctx->node->requests.last = error;
-    mlfab__context_leave(ctx);
-    return code;
+    return mlfab__context_leave(ctx, code);
   }
   code = transfer_model(ctx, &options, bufs, n);
   if (!code && memcmp(&filter, &none, sizeof filter) != 0)
@@ -62563,11 +62503,8 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
 
 MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
                                      mlfab_request *request_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__coll_submit(ctx, call, waits, request_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER(ctx);
+  return mlfab__context_leave(ctx, mlfab__coll_submit(ctx, call, waits, request_p));
 }
 
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
@@ -62625,8 +62562,7 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
 }
 
 MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = 0;
   if (!count_p || (!ranks && room > 0))
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "present: %s is NULL",
@@ -62636,8 +62572,7 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
                        "present: this node is not a worker");
   else
     *count_p = mlfab__comm_present(ctx->node->parts->comm, ranks, room);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -62688,12 +62623,11 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                            .dtype = dtype,
                            .id_p = id_p ? &id : NULL};
   mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &call, 1, NULL);
   close.id = id;
   if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (!code) *id_p = id;
   return code;
 }
@@ -62767,12 +62701,11 @@ MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                            .dtype = dtype,
                            .id_p = id_p ? &id : NULL};
   mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &call, 1, NULL);
   state.id = id;
   if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (!code) *id_p = id;
   return code;
 }
@@ -62825,10 +62758,14 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* These two enclose every call on a task graph. dag_leave waits for the request, if there is one. */
-static int dag_enter(mlfab *ctx, mlfab_error *error) {
+/* These two enclose every call on a task graph. waits 1: the call waits, which a function of mlfab_on_done must not.
+ * dag_leave waits for the request, if there is one. */
+static int dag_enter(mlfab *ctx, int waits, mlfab_error *error) {
   mlfab__context_enter(ctx);
-  return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
+  if (!waits || !mlfab__context_is_told(ctx))
+    return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
+  *error = ctx->node->requests.last;
+  return MLFAB_ERR_STATE;
 }
 
 static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_error *error) {
@@ -62837,8 +62774,7 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
     code = mlfab__context_await(ctx, request, 0, NULL);
   else
     mlfab__context_sent(ctx, 0);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* Refuses device memory: returns 0, or the error. */
@@ -62847,20 +62783,21 @@ static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error 
 }
 
 /* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
-#define DAG_CALL(call)                    \
-  mlfab_error error;                      \
-  mlfab_request request = 0;              \
-  if (!dag) return MLFAB_ERR_ARGUMENT;    \
-  CONTEXT_CHECK(dag->ctx);                \
-  int code = dag_enter(dag->ctx, &error); \
-  if (!code) code = call;                 \
+#define DAG_CALL(call) DAG_DO(0, call)
+#define DAG_DO(waits, call)                      \
+  mlfab_error error;                             \
+  mlfab_request request = 0;                     \
+  if (!dag) return MLFAB_ERR_ARGUMENT;           \
+  CONTEXT_CHECK(dag->ctx);                       \
+  int code = dag_enter(dag->ctx, waits, &error); \
+  if (!code) code = call;                        \
   return dag_leave(dag->ctx, code, request, &error)
 
 MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   mlfab_error error;
   mlfab_dag *dag = NULL;
   CONTEXT_CHECK(ctx);
-  int code = dag_enter(ctx, &error);
+  int code = dag_enter(ctx, 0, &error);
   if (!code && !dag_p) code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "dag_p is NULL");
   if (!code) {
     dag = mlfab__alloc(&ctx->env, sizeof *dag);
@@ -62924,8 +62861,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
-  CONTEXT_MAY_WAIT(ctx);
-  int code = dag_enter(ctx, &error);
+  int code = dag_enter(ctx, 1, &error);
   if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
     error = ctx->node->requests.last;
   if (!code) {
@@ -62940,8 +62876,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
     mlfab__node_return(ctx->node, 0, NULL);
     mlfab__context_sent(ctx, 0);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
@@ -62949,10 +62884,8 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
-  if (!dag) return MLFAB_ERR_ARGUMENT;
-  CONTEXT_MAY_WAIT(dag->ctx);
-  DAG_CALL(
-      mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
+  DAG_DO(1,
+         mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
 /* Triggers inside a compute function: its caller has the lock, and carries out the actions. */
@@ -62987,7 +62920,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   dag_gone(dag);
   mlfab__node_return(ctx->node, 0, NULL);
   mlfab__context_sent(ctx, 0);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   *dag_p = NULL;
   return 0;
 }
@@ -63142,8 +63075,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
   if (code)
     MLFAB__FAIL(&ctx->node->requests.last, code, "explain: the scheduler is not on this node");
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 #endif /* MLFAB_WITH_SCHED */
 
@@ -63336,8 +63268,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   int code = 0;
   if (!worker || !worker->stands || worker->define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
-    mlfab__context_leave(ctx);
-    return code;
+    return mlfab__context_leave(ctx, code);
   }
   const mlfab__layout *layout = &worker->layout;
   size_t header = calls_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
@@ -63370,8 +63301,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
                        number ? mlfab__reason(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
@@ -63399,14 +63329,13 @@ MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 }
 
 MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_VIEW_RELEASE,
                            .count = view ? view->id : 0,
                            .data = view ? (void *)(uintptr_t)view->parts : NULL};
   int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (code) return code;
   view->id = 0;
   view->parts = NULL;
@@ -65880,8 +65809,7 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
                                &a);
     code = mlfab__direct_share_end(ctx, &a, shared_p);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 #endif /* MLFAB_WITH_COLL && MLFAB_WITH_DEVICE */
 
@@ -74649,7 +74577,7 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
   if (code != 1 && error_p) mlfab__context_trouble(ctx, error_p);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (code == 1) {
     *ctx_p = ctx;
     return 0;

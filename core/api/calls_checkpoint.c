@@ -123,8 +123,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   int code = 0;
   if (!worker || !worker->stands || worker->define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
-    mlfab__context_leave(ctx);
-    return code;
+    return mlfab__context_leave(ctx, code);
   }
   const mlfab__layout *layout = &worker->layout;
   size_t header = calls_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
@@ -157,6 +156,5 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
                        number ? mlfab__reason(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }

@@ -192,11 +192,8 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
 
 MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
                                      mlfab_request *request_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__coll_submit(ctx, call, waits, request_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER(ctx);
+  return mlfab__context_leave(ctx, mlfab__coll_submit(ctx, call, waits, request_p));
 }
 
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
@@ -254,8 +251,7 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
 }
 
 MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = 0;
   if (!count_p || (!ranks && room > 0))
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "present: %s is NULL",
@@ -265,6 +261,5 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
                        "present: this node is not a worker");
   else
     *count_p = mlfab__comm_present(ctx->node->parts->comm, ranks, room);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }

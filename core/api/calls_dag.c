@@ -32,10 +32,14 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* These two enclose every call on a task graph. dag_leave waits for the request, if there is one. */
-static int dag_enter(mlfab *ctx, mlfab_error *error) {
+/* These two enclose every call on a task graph. waits 1: the call waits, which a function of mlfab_on_done must not.
+ * dag_leave waits for the request, if there is one. */
+static int dag_enter(mlfab *ctx, int waits, mlfab_error *error) {
   mlfab__context_enter(ctx);
-  return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
+  if (!waits || !mlfab__context_is_told(ctx))
+    return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
+  *error = ctx->node->requests.last;
+  return MLFAB_ERR_STATE;
 }
 
 static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_error *error) {
@@ -44,8 +48,7 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
     code = mlfab__context_await(ctx, request, 0, NULL);
   else
     mlfab__context_sent(ctx, 0);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* Refuses device memory: returns 0, or the error. */
@@ -54,20 +57,21 @@ static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error 
 }
 
 /* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
-#define DAG_CALL(call)                    \
-  mlfab_error error;                      \
-  mlfab_request request = 0;              \
-  if (!dag) return MLFAB_ERR_ARGUMENT;    \
-  CONTEXT_CHECK(dag->ctx);                \
-  int code = dag_enter(dag->ctx, &error); \
-  if (!code) code = call;                 \
+#define DAG_CALL(call) DAG_DO(0, call)
+#define DAG_DO(waits, call)                      \
+  mlfab_error error;                             \
+  mlfab_request request = 0;                     \
+  if (!dag) return MLFAB_ERR_ARGUMENT;           \
+  CONTEXT_CHECK(dag->ctx);                       \
+  int code = dag_enter(dag->ctx, waits, &error); \
+  if (!code) code = call;                        \
   return dag_leave(dag->ctx, code, request, &error)
 
 MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   mlfab_error error;
   mlfab_dag *dag = NULL;
   CONTEXT_CHECK(ctx);
-  int code = dag_enter(ctx, &error);
+  int code = dag_enter(ctx, 0, &error);
   if (!code && !dag_p) code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "dag_p is NULL");
   if (!code) {
     dag = mlfab__alloc(&ctx->env, sizeof *dag);
@@ -131,8 +135,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
-  CONTEXT_MAY_WAIT(ctx);
-  int code = dag_enter(ctx, &error);
+  int code = dag_enter(ctx, 1, &error);
   if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
     error = ctx->node->requests.last;
   if (!code) {
@@ -147,8 +150,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
     mlfab__node_return(ctx->node, 0, NULL);
     mlfab__context_sent(ctx, 0);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
@@ -156,10 +158,8 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
-  if (!dag) return MLFAB_ERR_ARGUMENT;
-  CONTEXT_MAY_WAIT(dag->ctx);
-  DAG_CALL(
-      mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
+  DAG_DO(1,
+         mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
 /* Triggers inside a compute function: its caller has the lock, and carries out the actions. */
@@ -194,7 +194,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   dag_gone(dag);
   mlfab__node_return(ctx->node, 0, NULL);
   mlfab__context_sent(ctx, 0);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   *dag_p = NULL;
   return 0;
 }

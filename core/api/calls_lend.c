@@ -23,14 +23,13 @@ MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 }
 
 MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_VIEW_RELEASE,
                            .count = view ? view->id : 0,
                            .data = view ? (void *)(uintptr_t)view->parts : NULL};
   int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (code) return code;
   view->id = 0;
   view->parts = NULL;

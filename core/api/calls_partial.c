@@ -47,12 +47,11 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                            .dtype = dtype,
                            .id_p = id_p ? &id : NULL};
   mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &call, 1, NULL);
   close.id = id;
   if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (!code) *id_p = id;
   return code;
 }

@@ -93,8 +93,7 @@ static int transfer_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n
   if (code) {
     mlfab__context_enter(ctx);
     ctx->node->requests.last = error;
-    mlfab__context_leave(ctx);
-    return code;
+    return mlfab__context_leave(ctx, code);
   }
   code = transfer_model(ctx, &options, bufs, n);
   if (!code && memcmp(&filter, &none, sizeof filter) != 0)

@@ -142,6 +142,5 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
   if (code)
     MLFAB__FAIL(&ctx->node->requests.last, code, "explain: the scheduler is not on this node");
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }

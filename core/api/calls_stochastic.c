@@ -49,12 +49,11 @@ MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                            .dtype = dtype,
                            .id_p = id_p ? &id : NULL};
   mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &call, 1, NULL);
   state.id = id;
   if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (!code) *id_p = id;
   return code;
 }

@@ -435,14 +435,6 @@ MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
-  if (context_told != ctx) return 0;
-  mlfab__context_enter(ctx);
-  (void)mlfab__context_is_told(ctx);
-  mlfab__context_leave(ctx);
-  return 1;
-}
-
 MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id) {
   const mlfab__request *request =
       mlfab__request_find(&ctx->node->requests, *(const mlfab_request *)id);
@@ -500,8 +492,7 @@ static void context_tell_done(mlfab *ctx) {
 }
 
 MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void *user) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   mlfab__context_watch *watch = NULL;
@@ -521,8 +512,13 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
     request->watched = 1;
     ctx->node->requests.to_tell += request->done;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
+}
+
+static int context_pump_and_tell(mlfab *ctx) {
+  int moved = mlfab__context_pump(ctx);
+  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
+  return moved;
 }
 
 /* closed: 1 if the context was closed when the wait began; the wait ends when that changes. */
@@ -532,9 +528,7 @@ static int context_wait_until(mlfab *ctx, uint64_t deadline, mlfab__context_test
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what)) && ctx->closed == closed) {
-    int moved = mlfab__context_pump(ctx);
-    if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
-    if (moved) {
+    if (context_pump_and_tell(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
@@ -598,12 +592,6 @@ static int context_step_aside(mlfab *ctx, int called) {
   return called;
 }
 
-static int context_pump_and_tell(mlfab *ctx) {
-  int moved = mlfab__context_pump(ctx);
-  if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
-  return moved;
-}
-
 static void *context_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
@@ -655,7 +643,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 
 /* Decides who drives the remaining work. It is the caller while it calls again and again and so drives itself: two
  * threads would only wake each other. Else it is the thread. */
-MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+MLFAB__INTERNAL int mlfab__context_leave(mlfab *ctx, int code) {
   context_take_error(ctx);
   if (ctx->node->requests.to_tell > 0) context_tell_done(ctx);
   ctx->calls++;
@@ -675,6 +663,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   /* Must be last: the closing thread frees the context when it gets the lock. */
   ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
+  return code;
 }
 
 /* --- opening --- */
@@ -925,14 +914,8 @@ static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (context_is_child(ctx)) return context_disown(ctx_p);
   mlfab__context_enter(ctx);
-  if (mlfab__context_is_told(ctx)) {
-    mlfab__context_leave(ctx);
-    return MLFAB_ERR_STATE;
-  }
-  if (ctx->closed) {
-    mlfab__context_leave(ctx);
-    return MLFAB_ERR_CLOSED;
-  }
+  if (mlfab__context_is_told(ctx)) return mlfab__context_leave(ctx, MLFAB_ERR_STATE);
+  if (ctx->closed) return mlfab__context_leave(ctx, MLFAB_ERR_CLOSED);
   ctx->closed = ctx->node->closed = 1;
   *ctx_p = NULL;
   context_drain(ctx);
@@ -1041,24 +1024,18 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
 }
 
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER(ctx);
   /* If no thread drives, the polling call has to drive. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) code = context_test(ctx, request, done_p, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__context_await(ctx, request, timeout_ns, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  return mlfab__context_leave(ctx, mlfab__context_await(ctx, request, timeout_ns, result_p));
 }
 
 /* Reports the error with which a node has ended by itself. */
@@ -1075,15 +1052,10 @@ static int context_test_flushed(mlfab *ctx, void *what) {
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!ctx->node->is_worker) {
-    int wrong =
-        MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE, "flush: this node is not a worker");
-    mlfab__context_leave(ctx);
-    return wrong;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!ctx->node->is_worker)
+    return mlfab__context_leave(ctx, MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                                                 "flush: this node is not a worker"));
   uint64_t start = mlfab__context_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0, flushed = mlfab__context_until(ctx, deadline, context_test_flushed, NULL);
@@ -1113,8 +1085,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     code = ctx->node->requests.abandoned.code;
     ctx->node->requests.abandoned.code = 0;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* Returns 1 if a pump has moved anything since. */
@@ -1135,9 +1106,7 @@ static void context_untell(mlfab *ctx) {
 }
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER_TO_WAIT(ctx);
   context_untell(ctx);
   uint64_t before = ctx->moves;
   int moved = mlfab__context_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
@@ -1148,8 +1117,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   ctx->moves_told = ctx->moves;
   moved = mlfab__context_in_vain(ctx, moved);
   if (ctx->node->crashes) moved = context_crashed(ctx);
-  mlfab__context_leave(ctx);
-  return moved;
+  return mlfab__context_leave(ctx, moved);
 }
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
@@ -1160,20 +1128,15 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
   if (!code && ctx->stager && ctx->stager->copies(ctx))
     *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!ctx->node->is_server && !ctx->node->is_scheduler) {
-    int wrong = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-                            "serve: this node is neither server nor scheduler");
-    mlfab__context_leave(ctx);
-    return wrong;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!ctx->node->is_server && !ctx->node->is_scheduler)
+    return mlfab__context_leave(ctx,
+                                MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                                            "serve: this node is neither server nor scheduler"));
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
   int code = 0;
@@ -1192,8 +1155,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
     code = mlfab__context_in_vain(ctx, code);
   }
   if (ctx->node->crashes) code = context_crashed(ctx);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 /* --- descriptors, numbers --- */
@@ -1240,8 +1202,7 @@ MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code && ctx->fd < 0) code = context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
@@ -1266,8 +1227,7 @@ MLFAB_API int mlfab_servers(mlfab *ctx, uint32_t *servers, uint32_t room, uint32
     n++;
   }
   *count_p = n;
-  mlfab__context_leave(ctx);
-  return 0;
+  return mlfab__context_leave(ctx, 0);
 }
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
@@ -1282,15 +1242,12 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   mlfab__context_enter(ctx);
   *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
   error_p->reserved = 0;
-  mlfab__context_leave(ctx);
-  return 0;
+  return mlfab__context_leave(ctx, 0);
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   CONTEXT_CHECK(ctx);
   if (!stats_p) return mlfab__context_null(ctx, "get_stats: stats_p");
   mlfab__context_enter(ctx);
-  int code = mlfab_node_stats(ctx->node, stats_p, size);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, mlfab_node_stats(ctx->node, stats_p, size));
 }

@@ -228,8 +228,8 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__conte
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
-MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* returns the time */
-MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx);      /* returns the time */
+MLFAB__INTERNAL int mlfab__context_leave(mlfab *ctx, int code); /* returns the code */
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* The functions below need the lock. */
@@ -246,7 +246,6 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
 /* With the lock: a call has waited in vain; adds to its error the obstacle to this process's connections. */
 MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* Makes the descriptor of mlfab_fd readable. */
@@ -295,20 +294,20 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be just the thread that the
- * call would wait for. */
-#define CONTEXT_MAY_WAIT(ctx)                                \
-  do {                                                       \
-    if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
-  } while (0)
+/* Checks, and takes the lock. ENTER_TO_WAIT: for a call that waits, which is refused inside a function of mlfab_on_done:
+ * its thread may be just the thread that the call would wait for. */
+#define CONTEXT_ENTER(ctx) \
+  CONTEXT_CHECK(ctx);      \
+  mlfab__context_enter(ctx)
+#define CONTEXT_ENTER_TO_WAIT(ctx) \
+  CONTEXT_ENTER(ctx);              \
+  if (mlfab__context_is_told(ctx)) return mlfab__context_leave(ctx, MLFAB_ERR_STATE)
 
 /* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: for a call that causes no actions, too. */
 #define CONTEXT_LOOK(ctx, call)                                     \
-  CONTEXT_CHECK(ctx);                                               \
-  mlfab__context_enter(ctx);                                        \
+  CONTEXT_ENTER(ctx);                                               \
   int code = ctx->closed ? mlfab__context_in_vain(ctx, 0) : (call); \
-  mlfab__context_leave(ctx);                                        \
-  return code
+  return mlfab__context_leave(ctx, code)
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
 
 /* --- submit.c --- */

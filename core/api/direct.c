@@ -875,6 +875,5 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
                                &a);
     code = mlfab__direct_share_end(ctx, &a, shared_p);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }

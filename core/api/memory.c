@@ -19,9 +19,7 @@ static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
 }
 
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
+  CONTEXT_ENTER_TO_WAIT(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__context_memory *memory = NULL;
   int code = 0;
@@ -44,19 +42,13 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   } else if (memory) {
     mlfab__context_free_memory(ctx, memory);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
-  CONTEXT_CHECK(ctx);
-  CONTEXT_MAY_WAIT(ctx);
-  mlfab__context_enter(ctx);
-  if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) {
-    int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */
-    mlfab__context_leave(ctx);
-    return closed;
-  }
+  CONTEXT_ENTER_TO_WAIT(ctx);
+  if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL))
+    return mlfab__context_leave(ctx, mlfab__context_in_vain(ctx, 0)); /* which frees it */
   mlfab__context_memory **at = &ctx->memories;
   while (*at && (*at)->at != memory) at = &(*at)->next;
   mlfab__context_memory *found = *at;
@@ -69,6 +61,5 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
                        "free: this memory does not come from mlfab_alloc of this context");
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }

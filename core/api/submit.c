@@ -21,11 +21,8 @@ MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
 
 MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
                                        mlfab_request *request_p, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = mlfab__submit(ctx, call, waits, request_p, result_p);
-  mlfab__context_leave(ctx);
-  return code;
+  CONTEXT_ENTER(ctx);
+  return mlfab__context_leave(ctx, mlfab__submit(ctx, call, waits, request_p, result_p));
 }
 
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
@@ -56,8 +53,7 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
                        "finish: collectives that other workers began before are not over");
     code = mlfab__context_in_vain(ctx, code);
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
@@ -84,8 +80,7 @@ MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "log: level %d", level);
   else
     mlfab__log(&ctx->node->env, level, "%s", clean);
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,

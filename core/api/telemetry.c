@@ -576,8 +576,7 @@ MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, siz
     size_t bytes = mlfab__metrics_text(&snapshot, format, text, room);
     if (bytes_p) *bytes_p = bytes + 1;
   }
-  mlfab__context_leave(ctx);
-  return code;
+  return mlfab__context_leave(ctx, code);
 }
 
 MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {

@@ -338,7 +338,7 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
   if (code != 1 && error_p) mlfab__context_trouble(ctx, error_p);
-  mlfab__context_leave(ctx);
+  (void)mlfab__context_leave(ctx, 0);
   if (code == 1) {
     *ctx_p = ctx;
     return 0;

@@ -40,7 +40,7 @@ static int share(fixture *f, uint64_t least, int *code_p) {
     code_p[i] = mlfab__direct_share_begin(node, &asks[i], least, 0);
     over[i] = code_p[i] != 0;
     mlfab__context_sent(node, 0);
-    mlfab__context_leave(node);
+    (void)mlfab__context_leave(node, 0);
   }
   for (uint32_t left = f->w.workers, rounds = 0; left > 0; rounds++) {
     assert_true(rounds < 2000000);
@@ -60,7 +60,7 @@ static int share(fixture *f, uint64_t least, int *code_p) {
         }
       }
       mlfab__context_sent(node, 0);
-      mlfab__context_leave(node);
+      (void)mlfab__context_leave(node, 0);
       left += !over[i];
     }
   }
@@ -774,7 +774,7 @@ TEST(test_finish) {
       if (call == 0)
         OK(node, mlfab__node_submit(node->node, &finish, node->now_ns, &request, NULL));
       mlfab__context_sent(node, 0);
-      mlfab__context_leave(node);
+      (void)mlfab__context_leave(node, 0);
       for (uint32_t r = 0; r < 2; r++) {
         int64_t got[LENGTH];
         EXPECT(f.w.node[r], until_done(&f, r, s.request[r]), 0);
