@@ -89,6 +89,7 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t r
       transfer->number = trace_u64(f, 0);
       transfer->arrow = (trace_u32(f, 44) & MLFAB__MODEL_LAST) != 0;
       break;
+#if MLFAB_WITH_SCHED
     case MLFAB__HOP_MODEL:
       transfer->what = MLFAB__TRACE_PULL;
       transfer->number = trace_u64(f, 0);
@@ -106,6 +107,8 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t r
       transfer->number = trace_u64(f, 0);
       transfer->arrow = trace_u64(f, 8) == 0;
       break;
+#endif
+#if MLFAB_WITH_COLL
     case MLFAB__COLL:
       transfer->what = MLFAB__TRACE_COLL;
       transfer->number = trace_u64(f, 8);
@@ -113,12 +116,15 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t r
       /* epoch, channel, tag */
       extra = mlfab__mix(trace_u64(f, 0)) ^ trace_u32(f, 16);
       break;
+#endif
+#if MLFAB_WITH_RESHARD
     case MLFAB__RESHARD_SERVER:
       transfer->what = MLFAB__TRACE_SLICE;
       transfer->number = trace_u32(f, 4);
       transfer->arrow = trace_u64(f, 12) == 0;
       extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 8); /* attempt, kind */
       break;
+#endif
     default:
       break;
   }

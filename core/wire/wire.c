@@ -241,15 +241,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 /* The types of frames. Numbers of removed types are not reused, so there are gaps: 0. */
 enum { WIRE_PLAIN = 1, WIRE_BULK = 2 /* it may have a bulk */ };
-#define WIRE_MAY(name, number)                                                                     \
-  [number] = number == MLFAB__WELCOME || number == MLFAB__DEFINE || number == MLFAB__PUSH ||       \
-                     number == MLFAB__CHUNK || number == MLFAB__MODEL ||                           \
-                     number == MLFAB__FORWARD || number == MLFAB__HOP_CHUNK ||                     \
-                     number == MLFAB__HOP_MODEL || number == MLFAB__RESHARD_SERVER ||              \
-                     number == MLFAB__COLL || number == MLFAB__ADOPT || number == MLFAB__MOMENT || \
-                     number == MLFAB__VIEW                                                         \
-                 ? WIRE_BULK                                                                       \
-                 : WIRE_PLAIN,
+#define WIRE_MAY(name, number, bulk) [number] = (bulk) ? WIRE_BULK : WIRE_PLAIN,
 static const uint8_t wire_types[MLFAB__FRAME_TYPES] = {MLFAB__FRAMES(WIRE_MAY)};
 #undef WIRE_MAY
 
@@ -291,8 +283,8 @@ MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const vo
 
 MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
   switch (type) {
-#define WIRE_NAME(name, number) \
-  case number:                  \
+#define WIRE_NAME(name, number, bulk) \
+  case number:                        \
     return #name;
     MLFAB__FRAMES(WIRE_NAME)
 #undef WIRE_NAME

@@ -49,111 +49,140 @@ typedef struct mlfab__header {
   uint64_t tag[2];
 } mlfab__header;
 
-/* Every type: name, number. */
-#define MLFAB__FRAMES(X)      \
-  X(JOIN, 1)                  \
-  X(WELCOME, 2)               \
-  X(REFUSE, 3)                \
-  X(HELLO, 4)                 \
-  X(HELLO_ACK, 5)             \
-  X(HEARTBEAT, 6)             \
-  X(BYE, 7)                   \
-  X(MEMBER, 8)                \
-  X(DEFINE, 9)                \
-  X(DEFINE_ACK, 10)           \
-  X(PUSH, 11)                 \
-  X(CHUNK, 12)                \
-  X(GRANT, 13)                \
-  X(PUSH_ACK, 14)             \
-  X(RESEND, 15)               \
-  X(WITHDRAW, 16)             \
-  X(PULL, 17)                 \
-  X(MODEL, 18)                \
-  X(PULL_FAIL, 19)            \
-  X(PULL_CANCEL, 20)          \
-  X(BARRIER, 21)              \
-  X(BARRIER_DONE, 22)         \
-  X(WAITING, 23)              \
-  X(DONE, 25)                 \
-  X(DONE_ACK, 26)             \
-  X(MEET, 27)                 \
-  X(WHERE, 28)                \
-  X(THERE, 29)                \
-  X(CAPACITY, 30)             \
-  X(STATION, 31)              \
-  X(SCHEDULE, 32)             \
-  X(ANNOUNCE, 33)             \
-  X(PLAN, 34)                 \
-  X(REPORT, 35)               \
-  X(VIA, 36)                  \
-  X(GROUP, 37)                \
-  X(GROUP_END, 38)            \
-  X(RELEASE, 39)              \
-  X(GROUP_FAIL, 40)           \
-  X(FORWARD, 41)              \
-  X(HOP_GRANT, 42)            \
-  X(HOP_CHUNK, 43)            \
-  X(SPREAD, 44)               \
-  X(SPREAD_FAIL, 45)          \
-  X(PULL_VIA, 46)             \
-  X(HOP_MODEL, 47)            \
-  X(PULL_DONE, 48)            \
-  X(TREE_ASK, 56)             \
-  X(TREE_PLAN, 57)            \
-  X(SYNC, 58)                 \
-  X(SYNC_ACK, 59)             \
-  X(RESHARD_SERVER, 60)       \
-  X(RESHARD, 61)              \
-  X(RESHARD_DONE, 62)         \
-  X(FREEZE, 63)               \
-  X(FROZEN, 64)               \
-  X(STOP, 65)                 \
-  X(MOVE, 66)                 \
-  X(MOVED, 67)                \
-  X(RESHARD_SERVER_CLOCK, 68) \
-  X(RESUME, 69)               \
-  X(MEMBERSHIP, 70)           \
-  X(MEMBERSHIP_LIST, 71)      \
-  X(MEMBERSHIP_READY, 72)     \
-  X(MEMBERSHIP_GO, 73)        \
-  X(MEMBERSHIP_FAIL, 74)      \
-  X(MEMBERSHIP_OVER, 75)      \
-  X(MEMBERSHIP_STUCK, 76)     \
-  X(MEMBERSHIP_ASK, 77)       \
-  X(MEMBERSHIP_TELL, 78)      \
-  X(MEMBERSHIP_MISSING, 79)   \
-  X(MEMBERSHIP_LEAVE, 80)     \
-  X(MEMBERSHIP_LEFT, 81)      \
-  X(COLL, 82)                 \
-  X(COLL_ACK, 83)             \
-  X(PROGRESS, 84)             \
-  X(MEMBERSHIP_FINISH, 85)    \
-  X(MEMBERSHIP_FREEZE, 86)    \
-  X(MEMBERSHIP_FROZEN, 87)    \
-  X(MEMBERSHIP_SETTLE, 88)    \
-  X(MEMBERSHIP_OWED, 89)      \
-  X(ADOPT, 90)                \
-  X(CHALLENGE, 100)           \
-  X(ANSWER, 101)              \
-  X(PROOF, 102)               \
-  X(CHECKPOINT_ASK, 110)      \
-  X(CHECKPOINT_DONE, 111)     \
-  X(CHECKPOINT_ORDER, 112)    \
-  X(CHECKPOINT_SHARD, 113)    \
-  X(CHECKPOINT_RESUME, 114)   \
-  X(VOTE, 120)                \
-  X(MOMENT, 121)              \
-  X(MOMENT_HAS, 122)          \
-  X(MIRROR, 123)              \
-  X(MIRROR_HAS, 124)          \
-  X(PLACE, 125)               \
-  X(VIEW, 126)
+/* Every type: its name, its number, and whether it may have a bulk. A build does not know the types of groups that are left
+ * out. */
+#if MLFAB_WITH_SCHED
+#define MLFAB__FRAMES_SCHED(X) \
+  X(CAPACITY, 30, 0)           \
+  X(STATION, 31, 0)            \
+  X(SCHEDULE, 32, 0)           \
+  X(ANNOUNCE, 33, 0)           \
+  X(PLAN, 34, 0)               \
+  X(REPORT, 35, 0)             \
+  X(VIA, 36, 0)                \
+  X(GROUP, 37, 0)              \
+  X(GROUP_END, 38, 0)          \
+  X(RELEASE, 39, 0)            \
+  X(GROUP_FAIL, 40, 0)         \
+  X(FORWARD, 41, 1)            \
+  X(HOP_GRANT, 42, 0)          \
+  X(HOP_CHUNK, 43, 1)          \
+  X(SPREAD, 44, 0)             \
+  X(SPREAD_FAIL, 45, 0)        \
+  X(PULL_VIA, 46, 0)           \
+  X(HOP_MODEL, 47, 1)          \
+  X(PULL_DONE, 48, 0)
+#else
+#define MLFAB__FRAMES_SCHED(X)
+#endif
+#if MLFAB_WITH_RESHARD
+#define MLFAB__FRAMES_RESHARD(X) \
+  X(RESHARD_SERVER, 60, 1)       \
+  X(RESHARD, 61, 0)              \
+  X(RESHARD_DONE, 62, 0)         \
+  X(FREEZE, 63, 0)               \
+  X(FROZEN, 64, 0)               \
+  X(MOVE, 66, 0)                 \
+  X(MOVED, 67, 0)                \
+  X(RESHARD_SERVER_CLOCK, 68, 0) \
+  X(RESUME, 69, 0)               \
+  X(ADOPT, 90, 1)
+#else
+#define MLFAB__FRAMES_RESHARD(X)
+#endif
+#if MLFAB_WITH_COLL
+#define MLFAB__FRAMES_COLL(X)  \
+  X(MEMBERSHIP, 70, 0)         \
+  X(MEMBERSHIP_LIST, 71, 0)    \
+  X(MEMBERSHIP_READY, 72, 0)   \
+  X(MEMBERSHIP_GO, 73, 0)      \
+  X(MEMBERSHIP_FAIL, 74, 0)    \
+  X(MEMBERSHIP_OVER, 75, 0)    \
+  X(MEMBERSHIP_STUCK, 76, 0)   \
+  X(MEMBERSHIP_ASK, 77, 0)     \
+  X(MEMBERSHIP_TELL, 78, 0)    \
+  X(MEMBERSHIP_MISSING, 79, 0) \
+  X(MEMBERSHIP_LEAVE, 80, 0)   \
+  X(MEMBERSHIP_LEFT, 81, 0)    \
+  X(COLL, 82, 1)               \
+  X(COLL_ACK, 83, 0)           \
+  X(MEMBERSHIP_FINISH, 85, 0)  \
+  X(MEMBERSHIP_FREEZE, 86, 0)  \
+  X(MEMBERSHIP_FROZEN, 87, 0)  \
+  X(MEMBERSHIP_SETTLE, 88, 0)  \
+  X(MEMBERSHIP_OWED, 89, 0)
+#else
+#define MLFAB__FRAMES_COLL(X)
+#endif
+#if MLFAB_WITH_CHECKPOINT
+#define MLFAB__FRAMES_CHECKPOINT(X) \
+  X(CHECKPOINT_ASK, 110, 0)         \
+  X(CHECKPOINT_DONE, 111, 0)        \
+  X(CHECKPOINT_ORDER, 112, 0)       \
+  X(CHECKPOINT_SHARD, 113, 0)       \
+  X(CHECKPOINT_RESUME, 114, 0)
+#else
+#define MLFAB__FRAMES_CHECKPOINT(X)
+#endif
+#if MLFAB_WITH_REPLICA
+#define MLFAB__FRAMES_REPLICA(X) \
+  X(VOTE, 120, 0)                \
+  X(MOMENT, 121, 1)              \
+  X(MOMENT_HAS, 122, 0)          \
+  X(MIRROR, 123, 0)              \
+  X(MIRROR_HAS, 124, 0)
+#else
+#define MLFAB__FRAMES_REPLICA(X)
+#endif
+#define MLFAB__FRAMES(X)   \
+  X(JOIN, 1, 0)            \
+  X(WELCOME, 2, 1)         \
+  X(REFUSE, 3, 0)          \
+  X(HELLO, 4, 0)           \
+  X(HELLO_ACK, 5, 0)       \
+  X(HEARTBEAT, 6, 0)       \
+  X(BYE, 7, 0)             \
+  X(MEMBER, 8, 0)          \
+  X(DEFINE, 9, 1)          \
+  X(DEFINE_ACK, 10, 0)     \
+  X(PUSH, 11, 1)           \
+  X(CHUNK, 12, 1)          \
+  X(GRANT, 13, 0)          \
+  X(PUSH_ACK, 14, 0)       \
+  X(RESEND, 15, 0)         \
+  X(WITHDRAW, 16, 0)       \
+  X(PULL, 17, 0)           \
+  X(MODEL, 18, 1)          \
+  X(PULL_FAIL, 19, 0)      \
+  X(PULL_CANCEL, 20, 0)    \
+  X(BARRIER, 21, 0)        \
+  X(BARRIER_DONE, 22, 0)   \
+  X(WAITING, 23, 0)        \
+  X(DONE, 25, 0)           \
+  X(DONE_ACK, 26, 0)       \
+  X(MEET, 27, 0)           \
+  X(WHERE, 28, 0)          \
+  X(THERE, 29, 0)          \
+  X(TREE_ASK, 56, 0)       \
+  X(TREE_PLAN, 57, 0)      \
+  X(SYNC, 58, 0)           \
+  X(SYNC_ACK, 59, 0)       \
+  X(STOP, 65, 0)           \
+  X(PROGRESS, 84, 0)       \
+  X(CHALLENGE, 100, 0)     \
+  X(ANSWER, 101, 0)        \
+  X(PROOF, 102, 0)         \
+  X(PLACE, 125, 0)         \
+  X(VIEW, 126, 1)          \
+  MLFAB__FRAMES_SCHED(X)   \
+  MLFAB__FRAMES_RESHARD(X) \
+  MLFAB__FRAMES_COLL(X) MLFAB__FRAMES_CHECKPOINT(X) MLFAB__FRAMES_REPLICA(X)
 
 enum mlfab__frame_type {
-#define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
+#define MLFAB__FRAME_ENUM(name, number, bulk) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES /* the last number plus one */
+      MLFAB__FRAME_TYPES = 127 /* the largest number plus one */
 };
 
 #define MLFAB__TEXT_MAX 256      /* maximum bytes of a text, with its terminating zero */
