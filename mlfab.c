@@ -59040,8 +59040,14 @@ typedef struct mlfab__context_sharing {
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
+/* Tables of groups that may be left out. A call through CONTEXT_DISK, _OBSERVE or _STAGE returns 0 if there is none. */
+typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
+typedef struct mlfab__context_files mlfab__context_files;
+typedef struct mlfab__context_observer mlfab__context_observer;
+
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
 /* File operations in a thread of their own: disk.c. */
-typedef struct mlfab__context_files {
+struct mlfab__context_files {
   /* Begins the operation of an action, as mlfab__disk_begin; the first call makes ctx->disk. */
   int (*begin)(mlfab *ctx, const mlfab_action *action);
   /* If there is a disk: hands ended operations to the node. Returns 1 if there were any. */
@@ -59049,13 +59055,16 @@ typedef struct mlfab__context_files {
   /* Returns 1: operations run and none has ended; 2: one has ended; 0: there are none. */
   int (*waits)(const mlfab *ctx);
   void (*close)(mlfab *ctx, int child);
-} mlfab__context_files;
+};
+#define CONTEXT_DISK(ctx, call) ((ctx)->disk ? (ctx)->files->call : 0)
+#else
+#define CONTEXT_DISK(ctx, call) 0
+#endif
 
-typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
-
+#if MLFAB_WITH_TELEMETRY
 /* Functions that write a context's log, metrics and trace: telemetry.c. They have no effect if the configuration asks
  * for none of these. */
-typedef struct mlfab__context_observer {
+struct mlfab__context_observer {
   /* Called before transports and node. Takes its settings out of *config. Errors: CONFIG, MEMORY. */
   int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
   /* Called for the new node, before the first pump. Errors: UNSUPPORTED, MEMORY. */
@@ -59065,8 +59074,13 @@ typedef struct mlfab__context_observer {
   /* stop: called without the lock, while the node is still there. free: all else is gone. child: in a forked child. */
   void (*stop)(mlfab *ctx, int child);
   void (*free)(mlfab *ctx, int child);
-} mlfab__context_observer;
+};
+#define CONTEXT_OBSERVE(ctx, call) ((ctx)->observer ? (ctx)->observer->call : 0)
+#else
+#define CONTEXT_OBSERVE(ctx, call) 0
+#endif
 
+#if MLFAB_WITH_DEVICE
 /* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
 typedef struct mlfab__context_stager {
   /* Takes over a call that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result
@@ -59093,6 +59107,10 @@ typedef struct mlfab__context_stager {
   /* Called when nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
+#define CONTEXT_STAGE(ctx, call) ((ctx)->stager ? (ctx)->stager->call : 0)
+#else
+#define CONTEXT_STAGE(ctx, call) 0
+#endif
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -59164,11 +59182,11 @@ struct mlfab {
   uint64_t moves_told;                  /* moves when mlfab_progress last returned */
   struct mlfab__calling *callings;      /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
-  int tells;                               /* a thread is calling a watching function */
-  int lends;                               /* a transport may keep buffers: ask `keeps` */
-  const mlfab__context_observer *observer; /* NULL: not compiled in */
-  mlfab__telemetry *telemetry;             /* NULL: not asked for */
-  const mlfab__context_stager *stager;     /* NULL: no device is attached */
+  int tells;                                  /* a thread is calling a watching function */
+  int lends;                                  /* a transport may keep buffers: ask `keeps` */
+  const mlfab__context_observer *observer;    /* NULL: not compiled in */
+  mlfab__telemetry *telemetry;                /* NULL: not asked for */
+  const struct mlfab__context_stager *stager; /* NULL: no device is attached */
   struct mlfab__staging *staging;
   const struct mlfab__context_direct *direct;         /* NULL: mlfab_device_share was not called */
   void (*direct_close)(struct mlfab *ctx, int child); /* with `direct` */
@@ -59571,7 +59589,9 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
 }
 
 static int context_action(mlfab *ctx, const mlfab_action *action) {
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (action->kind == MLFAB_ACTION_FILE) return ctx->files->begin(ctx, action);
+#endif
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -59602,7 +59622,7 @@ static int context_actions(mlfab *ctx, uint64_t now) {
       mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
       moved = 1;
     }
-  } while (ctx->disk && ctx->files->events(ctx, now));
+  } while (CONTEXT_DISK(ctx, events(ctx, now)));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -59687,7 +59707,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     }
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
-  if (ctx->stager) moved |= ctx->stager->move(ctx);
+  moved |= CONTEXT_STAGE(ctx, move(ctx));
   if (moved || ctx->disk || node->ready_count + node->actions_count + node->nidles > 0)
     moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
@@ -59748,7 +59768,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
-  if (ctx->stager && ctx->stager->copies(ctx)) until = mlfab__min(until, now + CONTEXT_COPY_NS);
+  if (CONTEXT_STAGE(ctx, copies(ctx))) until = mlfab__min(until, now + CONTEXT_COPY_NS);
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
@@ -59756,7 +59776,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx) : 0;
+  int files = n == 0 ? CONTEXT_DISK(ctx, waits(ctx)) : 0;
   if (files) { /* the disk's thread signals `changed` */
     if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
@@ -60158,8 +60178,12 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->freed) ctx->freed(ctx, child);
+#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->stop(ctx, child);
+#endif
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (ctx->disk) ctx->files->close(ctx, child);
+#endif
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -60169,8 +60193,10 @@ static void context_free(mlfab *ctx) {
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
+#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct_close) ctx->direct_close(ctx, child); /* it has no device */
+#endif
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
@@ -60181,7 +60207,9 @@ static void context_free(mlfab *ctx) {
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
   if (ctx->memory && !ctx->arena_runs) ctx->areas->close(ctx);
+#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->free(ctx, child);
+#endif
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* In a child it would wait for threads of the parent that waited there at the fork. */
@@ -60271,7 +60299,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
-  int code = observer ? observer->open(ctx, c, error) : 0;
+  int code = CONTEXT_OBSERVE(ctx, open(ctx, c, error));
   for (uint32_t i = 0; i < n && !code; i++) {
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
     if (!code || !choices[i].spare) continue;
@@ -60288,12 +60316,12 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
   if (!code && ctx->memory && ctx->node->parts) ctx->areas->share(ctx);
-  if (!code && observer) code = observer->attach(ctx, error);
+  if (!code) code = CONTEXT_OBSERVE(ctx, attach(ctx, error));
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
     code = context_start_thread(ctx, c, error);
   }
-  if (!code && observer) code = observer->start(ctx, error);
+  if (!code) code = CONTEXT_OBSERVE(ctx, start(ctx, error));
   if (code) context_stop_thread(ctx);
   if (code) {
     context_free(ctx);
@@ -60405,7 +60433,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
   ctx->now_ns = mlfab__context_now(ctx);
-  if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
+  if (CONTEXT_STAGE(ctx, cancel(ctx, id))) return 0;
   return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
 }
 
@@ -60419,7 +60447,9 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
   char whom[64] = "the peer", waited[24];
+#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->blame(ctx, id);
+#endif
   if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
   context_keeps(ctx, whom, sizeof whom);
   uint64_t since_ns = now - request->started_ns;
@@ -60490,7 +60520,7 @@ static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
   return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
-         !(ctx->stager && ctx->stager->updates(ctx) > 0);
+         CONTEXT_STAGE(ctx, updates(ctx)) == 0;
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -60568,7 +60598,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   mlfab__context_enter(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
-  if (!code && ctx->stager && ctx->stager->copies(ctx))
+  if (!code && CONTEXT_STAGE(ctx, copies(ctx)))
     *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
   return mlfab__context_leave(ctx, code);
 }
@@ -61899,7 +61929,8 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared) {
   int taken = 0;
-  int code = ctx->stager ? ctx->stager->begin(ctx, call, waits, request_p, &taken) : 0;
+  int code = CONTEXT_STAGE(ctx, begin(ctx, call, waits, request_p, &taken));
+  (void)waits;
   if (taken || code) return code;
   return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
 }
@@ -62806,7 +62837,8 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
 
 /* Refuses device memory: returns 0, or the error. */
 static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
-  return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
+  (void)ctx, (void)data, (void)bytes, (void)error; /* used if devices are compiled in */
+  return CONTEXT_STAGE(ctx, refuse(ctx, data, bytes, "a task graph", error));
 }
 
 /* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
@@ -62889,8 +62921,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
   int code = dag_enter(ctx, 1, &error);
-  if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
-    error = ctx->node->requests.last;
+  if (!code && (code = CONTEXT_STAGE(ctx, settle(ctx))) != 0) error = ctx->node->requests.last;
   if (!code) {
     (void)mlfab__context_arena(ctx);
     code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);
