@@ -57664,6 +57664,7 @@ static const char *complete_check_joiner(mlfab_config *c) {
   return NULL;
 }
 
+#if MLFAB_WITH_REPLICA
 /* Tests bits, because -ffast-math lets a compiler assume that infinity and NaN never occur. */
 static int complete_is_distance(double x) {
   uint64_t bits;
@@ -57692,6 +57693,9 @@ static const char *complete_check_replicas(const mlfab_config *c) {
     wrong = "a server with a replica, its replica and their scheduler are not driven by hand";
   return wrong;
 }
+#else
+#define complete_check_replicas(c) NULL /* compose.c refuses them */
+#endif
 
 static const char *complete_check_world(mlfab_config *c) {
   COMPLETE_DEFAULT(c->workers_max, c->workers);
@@ -74038,7 +74042,10 @@ static int compose_check(const mlfab_config *c, mlfab_error *error) {
                     "servers_max (MLFAB_SERVERS_MAX) needs moving slices, which was"),
       COMPOSE_LACKS(CHECKPOINT, c->checkpoint_dir[0] || c->resume[0],
                     "checkpoint_dir and resume need checkpoints, which were"),
-      COMPOSE_LACKS(REPLICA, c->replicas, "replicas (MLFAB_REPLICAS) need code that was"),
+      COMPOSE_LACKS(REPLICA, c->replicas || c->roles & MLFAB_ROLE_REPLICA,
+                    "replicas (MLFAB_REPLICAS) need code that was"),
+      COMPOSE_LACKS(REPLICA, c->ack || c->div_max != 0.0 || c->vote_dir[0],
+                    "ack, div_max and vote_dir need replicas, whose code was"),
       COMPOSE_LACKS(CHECKPOINT, c->vote_dir[0],
                     "vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were"),
       COMPOSE_LACKS(CBLAS, c->kernels == MLFAB_KERNELS_CBLAS,

@@ -39,6 +39,7 @@ static const char *complete_check_joiner(mlfab_config *c) {
   return NULL;
 }
 
+#if MLFAB_WITH_REPLICA
 /* Tests bits, because -ffast-math lets a compiler assume that infinity and NaN never occur. */
 static int complete_is_distance(double x) {
   uint64_t bits;
@@ -67,6 +68,9 @@ static const char *complete_check_replicas(const mlfab_config *c) {
     wrong = "a server with a replica, its replica and their scheduler are not driven by hand";
   return wrong;
 }
+#else
+#define complete_check_replicas(c) NULL /* compose.c refuses them */
+#endif
 
 static const char *complete_check_world(mlfab_config *c) {
   COMPLETE_DEFAULT(c->workers_max, c->workers);
