@@ -13269,9 +13269,9 @@ enum { MLFAB__NOTE_CHUNK, MLFAB__NOTE_PUSH, MLFAB__NOTE_DEFINE };
 
 enum mlfab__part_state {
   MLFAB__PART_NONE,
-  MLFAB__PART_QUEUED,
-  MLFAB__PART_ANNOUNCED,
-  MLFAB__PART_DECIDED
+  MLFAB__PART_DECIDED,
+  MLFAB__PART_QUEUED, /* the server has not decided parts from here on */
+  MLFAB__PART_ANNOUNCED
 };
 
 /* A stretch of the flat model and the address of its bytes. */
@@ -13521,7 +13521,8 @@ struct mlfab__worker {
   uint32_t nmodel_bufs;
   mlfab__stream *streams;
   mlfab__outgoing updates[MLFAB__WORKER_UPDATES];
-  uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
+  /* Slots, ascending by number. An update that ends leaves it: its number is 0 then. */
+  uint8_t order[MLFAB__WORKER_UPDATES];
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   const mlfab__worker_viewer *viewer; /* or NULL */
@@ -13587,7 +13588,6 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
 /* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
  * which have no bytes, are forgotten. */
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The server is dead: calls that wait for it fail. */
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The change of consistency does not wait for this server any more. */
@@ -13634,8 +13634,6 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
                                              uint64_t before);
 /* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
-/* The same; the next update has this number at least. */
-MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least);
 /* The number of the next update: how many it has pushed, as rounds count. */
 MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
 /* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
@@ -13675,9 +13673,10 @@ MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
 /* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. */
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The link is lost. state: of undecided parts there from now on. ANNOUNCED: unchanged; DECIDED: the server is dead; NONE:
+ * nobody misses it, and its parts are forgotten. */
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
+                                      enum mlfab__part_state state, uint64_t now_ns);
 /* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
  * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
@@ -13730,9 +13729,9 @@ MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
 /* Does a filter change the bytes of this buffer? */
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
-/* Ends an update with this code: servers that have not decided it never will. */
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
-                                      uint64_t now_ns);
+/* Decides an undecided part. */
+MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint32_t server, int code, uint64_t now_ns);
 
 /* ==== core/worker/sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
  * decides what may go to a server now. See worker.h. */
@@ -13848,9 +13847,7 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
     if (update->seq >= before) break;
-    uint8_t state = update->parts[server].state;
-    if (state != MLFAB__PART_NONE && state != MLFAB__PART_DECIDED && mlfab__worker_whole(update))
-      ahead++;
+    if (update->parts[server].state >= MLFAB__PART_QUEUED && mlfab__worker_whole(update)) ahead++;
   }
   return ahead;
 }
@@ -14273,8 +14270,8 @@ static void push_moved_on(mlfab__worker *worker, uint32_t server) {
     mlfab__pull_renumber(worker, server, 0);
 }
 
-MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least) {
-  uint64_t most = least;
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
+  uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
     if (stream->dead || stream->absent) continue;
@@ -14290,8 +14287,6 @@ MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least)
   }
 }
 
-MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) { mlfab__push_align_to(worker, 0); }
-
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
   mlfab__stream *stream = &worker->streams[server];
   if (reached > stream->round) {
@@ -14305,8 +14300,7 @@ MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < worker->norder; i++) {
-    uint8_t state = worker->updates[worker->order[i]].parts[server].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 1;
+    if (worker->updates[worker->order[i]].parts[server].state >= MLFAB__PART_QUEUED) return 1;
   }
   return 0;
 }
@@ -14349,7 +14343,7 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
   int code = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
-    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
+    if (part->state >= MLFAB__PART_QUEUED) return 0;
     uint32_t lent = part->lent + (worker->routes ? worker->routes->lent(worker, update, s) : 0);
     if (lent > 0 && !update->withdrawn) return 0;
     if (part->state != MLFAB__PART_DECIDED) continue;
@@ -14476,14 +14470,19 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   worker->due = 1;
 }
 
-static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
-                        uint64_t now_ns) {
+/* Takes back the credit of an announced part. */
+static inline void push_unannounce(mlfab__worker *worker, mlfab__outgoing *update,
+                                   uint32_t server) {
+  worker->streams[server].eager_used -= update->parts[server].eager;
+  if (update->mergeable) --worker->streams[server].small[update->durable];
+}
+
+MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint32_t server, int code, uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
-  if (part->state == MLFAB__PART_ANNOUNCED) {
-    stream->eager_used -= part->eager;
-    if (update->mergeable) --stream->small[update->durable];
-  }
+  if (part->state < MLFAB__PART_QUEUED) return;
+  if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
   part->state = MLFAB__PART_DECIDED;
   if (code == 0) stream->taken += update->members;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
@@ -14508,11 +14507,11 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     if (update->seq != ack.seq) continue;
-    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
+    if (part->state < MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
     part->delay = ack.delay;
     part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
-    push_decide(worker, update, server, ack.code, now_ns);
+    mlfab__push_decide(worker, update, server, ack.code, now_ns);
     if (ack.v_train != worker->streams[server].round)
       mlfab__push_reached(worker, server, ack.v_train);
     return;
@@ -14536,18 +14535,23 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
 
 /* --- the stream starts again --- */
 
-MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
+                                      enum mlfab__part_state state, uint64_t now_ns) {
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     part->lent = 0;
     if (part->state == MLFAB__PART_ANNOUNCED && push_by(worker, update, server) != MLFAB__NO_NODE) {
       /* The group goes on without it: the server has lost it, too. */
       push_leave(worker, update, server);
       mlfab__push_rewind(part);
+    }
+    if (state == MLFAB__PART_DECIDED) {
+      mlfab__push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
+    } else if (state == MLFAB__PART_NONE && !part->code) {
+      if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
+      part->state = MLFAB__PART_NONE;
     }
     mlfab__push_settle(worker, update, now_ns);
   }
@@ -14556,14 +14560,12 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
+  mlfab__outgoing *update;
   stream->generation = generation;
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
-    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
+    if (part->state < MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__windows_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
       /* The answer is lost; as a reason the window only records that the update was dropped. */
@@ -14571,12 +14573,11 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
                     : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                               : MLFAB_ERR_REFUSED;
       part->untold = 1;
-      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
+      mlfab__push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
-      push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
+      mlfab__push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
-      if (update->mergeable) --stream->small[update->durable];
-      stream->eager_used -= part->eager;
+      push_unannounce(worker, update, server);
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
       update->stalled |= update->lacks != NULL;
@@ -14587,43 +14588,6 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     }
   }
   worker->port.ready(worker->port.self, server);
-}
-
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    uint8_t state = update->parts[server].state;
-    if (state != MLFAB__PART_ANNOUNCED && state != MLFAB__PART_QUEUED) continue;
-    push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --worker->streams[server].small[update->durable];
-    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
-    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
-      part->state = MLFAB__PART_NONE;
-    mlfab__push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
-                                      uint64_t now_ns) {
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      push_decide(worker, update, s, code, now_ns);
-  }
 }
 
 /* --- updates without packets --- */
@@ -14728,18 +14692,6 @@ static const mlfab__push_codec push_dense = {
 
 /* --- a new update --- */
 
-/* Reserves the parts, one per server, and one version per slice; once per slot. */
-static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
-  if (!update->parts)
-    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
-  if (!update->versions)
-    update->versions =
-        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
-  return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
-}
-
-/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
- * under the same token. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
@@ -14963,7 +14915,12 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
 
 static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                      const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
-  if ((!update->parts || !update->versions) && push_prepare(worker, update))
+  if (!update->parts)
+    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
+  if (!update->versions)
+    update->versions =
+        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
+  if (!update->parts || !update->versions)
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
   int code =
       mlfab__worker_sources(worker, what->bufs, what->n, what->sparse != NULL, &update->sources,
@@ -15340,10 +15297,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
 /* A server that has not decided this update. */
 static uint32_t push_awaits(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t server = 0;
-  while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
-         update->parts[server].state != MLFAB__PART_QUEUED) {
-    server++;
-  }
+  while (server + 1 < worker->servers && update->parts[server].state < MLFAB__PART_QUEUED) server++;
   return server;
 }
 
@@ -15495,11 +15449,8 @@ MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, 
   if (update->seq != request->result.seq || update->withdrawn) return;
   update->lacks = from;
   update->lacks_end = to;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      worker->port.ready(worker->port.self, s);
-  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    if (update->parts[s].state >= MLFAB__PART_QUEUED) worker->port.ready(worker->port.self, s);
 }
 
 /* Tells that a stretch is about to be written. */
@@ -16227,7 +16178,7 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
 
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server,
                                            uint64_t now_ns) {
-  mlfab__push_dead(worker, server, now_ns);
+  mlfab__push_lost(worker, server, MLFAB__PART_DECIDED, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
   if (worker->streams[server].changes)
     mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
@@ -16287,15 +16238,14 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at) {
   mlfab__worker *worker = self;
   worker->streams[at.peer].up = 0;
-  mlfab__push_lost(worker, at.peer, at.now_ns);
+  mlfab__push_lost(worker, at.peer, MLFAB__PART_ANNOUNCED, at.now_ns);
   mlfab__worker_advance(worker, at.now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].up = 0;
   worker->streams[server].absent = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
+  mlfab__push_lost(worker, server, MLFAB__PART_NONE, now_ns);
   mlfab__worker_change_spare(worker, server, now_ns);
 }
 
@@ -16315,7 +16265,6 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   if (worker->mover ? worker->mover->spares(worker, server, now_ns)
                     : worker_spares(worker, server, now_ns))
     return;
-  mlfab__push_lost(worker, server, now_ns);
   mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
   worker->due = 1;
@@ -38182,11 +38131,9 @@ static int hops_push_wanted(const mlfab__worker *worker, uint32_t aggregator) {
 }
 
 static void hops_push_lost(mlfab__worker *worker, uint32_t aggregator, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     for (uint32_t s = 0; s < worker->servers; s++) {
       mlfab__hop_part *part = hops_part(worker, update, s);
       if (part->aggregator != aggregator) continue;
@@ -47894,12 +47841,10 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
 /* ==== core/reshard/recut.c - the worker role: a layout with other owners divides updates, pulls and changes anew. See reshard.h. */
 
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab__outgoing *update;
   mlfab_error error;
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     int decided = 0;
     for (uint32_t s = 0; s < worker->servers; s++)
       decided |= update->parts[s].state == MLFAB__PART_DECIDED;
@@ -47911,7 +47856,7 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     /* Its parts no longer fit into a frame. */
     for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
     update->parts[0].state = MLFAB__PART_QUEUED;
-    mlfab__push_lose(worker, update, MLFAB_ERR_LIMIT, now_ns);
+    mlfab__push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
   mlfab__push_align(worker); /* the updates have parts at other servers now */
 }
@@ -48075,7 +48020,7 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
   /* Its slices may have moved: the end of the move decides. */
   if (worker->moving->pause.state == MLFAB__PAUSE_FROZEN) {
     stream->up = 0;
-    mlfab__push_lost(worker, server, now_ns);
+    mlfab__push_lost(worker, server, MLFAB__PART_ANNOUNCED, now_ns);
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
@@ -48152,7 +48097,7 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     decided |= state == MLFAB__PART_DECIDED;
-    open |= state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED;
+    open |= state >= MLFAB__PART_QUEUED;
   }
   return decided && open;
 }
@@ -48169,10 +48114,8 @@ static int reshard_worker_drained(const mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
     if (update->seq > worker->moving->pause.last) break;
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      uint8_t state = update->parts[s].state;
-      if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
-    }
+    for (uint32_t s = 0; s < worker->servers; s++)
+      if (update->parts[s].state >= MLFAB__PART_QUEUED) return 0;
   }
   return 1;
 }
@@ -48226,14 +48169,12 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
 /* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a server has
  * passed over is lost. */
 static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    int passed = update->seq <= worker->moving->pause.last;
-    if (passed || reshard_worker_partial(worker, update))
-      mlfab__push_lose(worker, update, MLFAB_ERR_WITHDRAWN, now_ns);
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
+    int lost = update->seq <= worker->moving->pause.last || reshard_worker_partial(worker, update);
+    for (uint32_t s = 0; lost && s < worker->servers; s++)
+      mlfab__push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
   }
 }
 

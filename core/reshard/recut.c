@@ -4,12 +4,10 @@
 #include "../worker/worker.h"
 
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab__outgoing *update;
   mlfab_error error;
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     int decided = 0;
     for (uint32_t s = 0; s < worker->servers; s++)
       decided |= update->parts[s].state == MLFAB__PART_DECIDED;
@@ -21,7 +19,7 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     /* Its parts no longer fit into a frame. */
     for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
     update->parts[0].state = MLFAB__PART_QUEUED;
-    mlfab__push_lose(worker, update, MLFAB_ERR_LIMIT, now_ns);
+    mlfab__push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
   mlfab__push_align(worker); /* the updates have parts at other servers now */
 }

@@ -117,7 +117,7 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
   /* Its slices may have moved: the end of the move decides. */
   if (worker->moving->pause.state == MLFAB__PAUSE_FROZEN) {
     stream->up = 0;
-    mlfab__push_lost(worker, server, now_ns);
+    mlfab__push_lost(worker, server, MLFAB__PART_ANNOUNCED, now_ns);
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
@@ -194,7 +194,7 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     decided |= state == MLFAB__PART_DECIDED;
-    open |= state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED;
+    open |= state >= MLFAB__PART_QUEUED;
   }
   return decided && open;
 }
@@ -211,10 +211,8 @@ static int reshard_worker_drained(const mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
     if (update->seq > worker->moving->pause.last) break;
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      uint8_t state = update->parts[s].state;
-      if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
-    }
+    for (uint32_t s = 0; s < worker->servers; s++)
+      if (update->parts[s].state >= MLFAB__PART_QUEUED) return 0;
   }
   return 1;
 }
@@ -268,14 +266,12 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
 /* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a server has
  * passed over is lost. */
 static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    int passed = update->seq <= worker->moving->pause.last;
-    if (passed || reshard_worker_partial(worker, update))
-      mlfab__push_lose(worker, update, MLFAB_ERR_WITHDRAWN, now_ns);
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
+    int lost = update->seq <= worker->moving->pause.last || reshard_worker_partial(worker, update);
+    for (uint32_t s = 0; lost && s < worker->servers; s++)
+      mlfab__push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
   }
 }
 

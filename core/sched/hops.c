@@ -153,11 +153,9 @@ static int hops_push_wanted(const mlfab__worker *worker, uint32_t aggregator) {
 }
 
 static void hops_push_lost(mlfab__worker *worker, uint32_t aggregator, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     for (uint32_t s = 0; s < worker->servers; s++) {
       mlfab__hop_part *part = hops_part(worker, update, s);
       if (part->aggregator != aggregator) continue;

@@ -69,11 +69,8 @@ MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, 
   if (update->seq != request->result.seq || update->withdrawn) return;
   update->lacks = from;
   update->lacks_end = to;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      worker->port.ready(worker->port.self, s);
-  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    if (update->parts[s].state >= MLFAB__PART_QUEUED) worker->port.ready(worker->port.self, s);
 }
 
 /* Tells that a stretch is about to be written. */

@@ -52,8 +52,8 @@ static void push_moved_on(mlfab__worker *worker, uint32_t server) {
     mlfab__pull_renumber(worker, server, 0);
 }
 
-MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least) {
-  uint64_t most = least;
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
+  uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
     if (stream->dead || stream->absent) continue;
@@ -69,8 +69,6 @@ MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least)
   }
 }
 
-MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) { mlfab__push_align_to(worker, 0); }
-
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
   mlfab__stream *stream = &worker->streams[server];
   if (reached > stream->round) {
@@ -84,8 +82,7 @@ MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < worker->norder; i++) {
-    uint8_t state = worker->updates[worker->order[i]].parts[server].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 1;
+    if (worker->updates[worker->order[i]].parts[server].state >= MLFAB__PART_QUEUED) return 1;
   }
   return 0;
 }
@@ -128,7 +125,7 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
   int code = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
-    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
+    if (part->state >= MLFAB__PART_QUEUED) return 0;
     uint32_t lent = part->lent + (worker->routes ? worker->routes->lent(worker, update, s) : 0);
     if (lent > 0 && !update->withdrawn) return 0;
     if (part->state != MLFAB__PART_DECIDED) continue;
@@ -255,14 +252,19 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   worker->due = 1;
 }
 
-static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
-                        uint64_t now_ns) {
+/* Takes back the credit of an announced part. */
+static inline void push_unannounce(mlfab__worker *worker, mlfab__outgoing *update,
+                                   uint32_t server) {
+  worker->streams[server].eager_used -= update->parts[server].eager;
+  if (update->mergeable) --worker->streams[server].small[update->durable];
+}
+
+MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint32_t server, int code, uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
-  if (part->state == MLFAB__PART_ANNOUNCED) {
-    stream->eager_used -= part->eager;
-    if (update->mergeable) --stream->small[update->durable];
-  }
+  if (part->state < MLFAB__PART_QUEUED) return;
+  if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
   part->state = MLFAB__PART_DECIDED;
   if (code == 0) stream->taken += update->members;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
@@ -287,11 +289,11 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     if (update->seq != ack.seq) continue;
-    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
+    if (part->state < MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
     part->delay = ack.delay;
     part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
-    push_decide(worker, update, server, ack.code, now_ns);
+    mlfab__push_decide(worker, update, server, ack.code, now_ns);
     if (ack.v_train != worker->streams[server].round)
       mlfab__push_reached(worker, server, ack.v_train);
     return;
@@ -315,18 +317,23 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
 
 /* --- the stream starts again --- */
 
-MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
+                                      enum mlfab__part_state state, uint64_t now_ns) {
+  mlfab__outgoing *update;
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
     part->lent = 0;
     if (part->state == MLFAB__PART_ANNOUNCED && push_by(worker, update, server) != MLFAB__NO_NODE) {
       /* The group goes on without it: the server has lost it, too. */
       push_leave(worker, update, server);
       mlfab__push_rewind(part);
+    }
+    if (state == MLFAB__PART_DECIDED) {
+      mlfab__push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
+    } else if (state == MLFAB__PART_NONE && !part->code) {
+      if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
+      part->state = MLFAB__PART_NONE;
     }
     mlfab__push_settle(worker, update, now_ns);
   }
@@ -335,14 +342,12 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
+  mlfab__outgoing *update;
   stream->generation = generation;
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
+  for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
+    update = &worker->updates[worker->order[i]];
     mlfab__part *part = &update->parts[server];
-    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
+    if (part->state < MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__windows_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
       /* The answer is lost; as a reason the window only records that the update was dropped. */
@@ -350,12 +355,11 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
                     : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                               : MLFAB_ERR_REFUSED;
       part->untold = 1;
-      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
+      mlfab__push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
-      push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
+      mlfab__push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
-      if (update->mergeable) --stream->small[update->durable];
-      stream->eager_used -= part->eager;
+      push_unannounce(worker, update, server);
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
       update->stalled |= update->lacks != NULL;
@@ -366,43 +370,6 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     }
   }
   worker->port.ready(worker->port.self, server);
-}
-
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    uint8_t state = update->parts[server].state;
-    if (state != MLFAB__PART_ANNOUNCED && state != MLFAB__PART_QUEUED) continue;
-    push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --worker->streams[server].small[update->durable];
-    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
-    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
-      part->state = MLFAB__PART_NONE;
-    mlfab__push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
-                                      uint64_t now_ns) {
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      push_decide(worker, update, s, code, now_ns);
-  }
 }
 
 /* --- updates without packets --- */
@@ -507,18 +474,6 @@ static const mlfab__push_codec push_dense = {
 
 /* --- a new update --- */
 
-/* Reserves the parts, one per server, and one version per slice; once per slot. */
-static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
-  if (!update->parts)
-    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
-  if (!update->versions)
-    update->versions =
-        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
-  return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
-}
-
-/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
- * under the same token. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
@@ -742,7 +697,12 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
 
 static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                      const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
-  if ((!update->parts || !update->versions) && push_prepare(worker, update))
+  if (!update->parts)
+    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
+  if (!update->versions)
+    update->versions =
+        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
+  if (!update->parts || !update->versions)
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
   int code =
       mlfab__worker_sources(worker, what->bufs, what->n, what->sparse != NULL, &update->sources,
@@ -1119,10 +1079,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
 /* A server that has not decided this update. */
 static uint32_t push_awaits(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t server = 0;
-  while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
-         update->parts[server].state != MLFAB__PART_QUEUED) {
-    server++;
-  }
+  while (server + 1 < worker->servers && update->parts[server].state < MLFAB__PART_QUEUED) server++;
   return server;
 }
 

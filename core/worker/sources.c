@@ -117,9 +117,7 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
     if (update->seq >= before) break;
-    uint8_t state = update->parts[server].state;
-    if (state != MLFAB__PART_NONE && state != MLFAB__PART_DECIDED && mlfab__worker_whole(update))
-      ahead++;
+    if (update->parts[server].state >= MLFAB__PART_QUEUED && mlfab__worker_whole(update)) ahead++;
   }
   return ahead;
 }

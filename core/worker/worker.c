@@ -706,7 +706,7 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
 
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server,
                                            uint64_t now_ns) {
-  mlfab__push_dead(worker, server, now_ns);
+  mlfab__push_lost(worker, server, MLFAB__PART_DECIDED, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
   if (worker->streams[server].changes)
     mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
@@ -766,15 +766,14 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at) {
   mlfab__worker *worker = self;
   worker->streams[at.peer].up = 0;
-  mlfab__push_lost(worker, at.peer, at.now_ns);
+  mlfab__push_lost(worker, at.peer, MLFAB__PART_ANNOUNCED, at.now_ns);
   mlfab__worker_advance(worker, at.now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].up = 0;
   worker->streams[server].absent = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
+  mlfab__push_lost(worker, server, MLFAB__PART_NONE, now_ns);
   mlfab__worker_change_spare(worker, server, now_ns);
 }
 
@@ -794,7 +793,6 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   if (worker->mover ? worker->mover->spares(worker, server, now_ns)
                     : worker_spares(worker, server, now_ns))
     return;
-  mlfab__push_lost(worker, server, now_ns);
   mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
   worker->due = 1;

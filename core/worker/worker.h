@@ -40,9 +40,9 @@ enum { MLFAB__NOTE_CHUNK, MLFAB__NOTE_PUSH, MLFAB__NOTE_DEFINE };
 
 enum mlfab__part_state {
   MLFAB__PART_NONE,
-  MLFAB__PART_QUEUED,
-  MLFAB__PART_ANNOUNCED,
-  MLFAB__PART_DECIDED
+  MLFAB__PART_DECIDED,
+  MLFAB__PART_QUEUED, /* the server has not decided parts from here on */
+  MLFAB__PART_ANNOUNCED
 };
 
 /* A stretch of the flat model and the address of its bytes. */
@@ -292,7 +292,8 @@ struct mlfab__worker {
   uint32_t nmodel_bufs;
   mlfab__stream *streams;
   mlfab__outgoing updates[MLFAB__WORKER_UPDATES];
-  uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
+  /* Slots, ascending by number. An update that ends leaves it: its number is 0 then. */
+  uint8_t order[MLFAB__WORKER_UPDATES];
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   const mlfab__worker_viewer *viewer; /* or NULL */
@@ -358,7 +359,6 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
 /* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
  * which have no bytes, are forgotten. */
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The server is dead: calls that wait for it fail. */
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The change of consistency does not wait for this server any more. */
@@ -405,8 +405,6 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
                                              uint64_t before);
 /* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
-/* The same; the next update has this number at least. */
-MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least);
 /* The number of the next update: how many it has pushed, as rounds count. */
 MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
 /* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
@@ -446,9 +444,10 @@ MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
 /* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. */
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The link is lost. state: of undecided parts there from now on. ANNOUNCED: unchanged; DECIDED: the server is dead; NONE:
+ * nobody misses it, and its parts are forgotten. */
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
+                                      enum mlfab__part_state state, uint64_t now_ns);
 /* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
  * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
@@ -501,8 +500,8 @@ MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
 /* Does a filter change the bytes of this buffer? */
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
-/* Ends an update with this code: servers that have not decided it never will. */
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
-                                      uint64_t now_ns);
+/* Decides an undecided part. */
+MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint32_t server, int code, uint64_t now_ns);
 
 #endif
