@@ -13390,8 +13390,8 @@ typedef struct mlfab__worker_sparse {
   int (*open)(mlfab__worker *worker);
   void (*drop)(mlfab__worker *worker);
   void (*free)(mlfab__worker *worker);
-  /* Has a tensor here a filter, or a residual of a removed one? */
-  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
+  /* Has a tensor of the buffer a filter, or a residual of a removed one? */
+  int (*sifts)(const mlfab__worker *worker, const mlfab_buf *buf);
   /* Sets the codec of an update that has filtered tensors or is sparse; else leaves it. *again_p: it sends
    * the kept bytes. Errors: ARGUMENT, STATE. */
   int (*choose)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
@@ -13480,6 +13480,10 @@ typedef struct mlfab__worker_viewer {
 typedef struct mlfab__worker_routes {
   /* A server's frame: 1 if it is about routes. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
+  /* An update. plan: sets `planned` of its parts. parts: number of servers that tell the scheduler about it. A server that has
+   * decided it does not. */
+  void (*plan)(const mlfab__worker *worker, mlfab__outgoing *update);
+  uint32_t (*parts)(const mlfab__worker *worker, const mlfab__outgoing *update);
   /* A part of an update. direct: do granted bytes go by the server's link? by: the worker that forwards the part, or
    * MLFAB__NO_NODE. lent: bulks on the hop's link. leave: takes them back; the part goes by the server's link from now on. */
   int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
@@ -13532,6 +13536,9 @@ struct mlfab__worker {
   uint32_t epoch;     /* of the layout */
   uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
   const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
+  /* The bytes of a piece, in whole elements, that may be sent of an update that lacks some (feed.c). */
+  uint64_t (*has)(const mlfab__outgoing *update, const mlfab__part *part, const uint8_t *data,
+                  uint64_t bytes);
   uint64_t next_seq, pull_count;
   uint64_t wholes;                  /* updates that end an iteration, here or in a closed round */
   uint64_t *pulled;                 /* version by slice */
@@ -13727,8 +13734,6 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* Does a filter change the bytes of this buffer? */
-MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
 /* Decides an undecided part. */
 MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint32_t server, int code, uint64_t now_ns);
@@ -14716,16 +14721,9 @@ MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoi
 }
 
 MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
-  /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
-  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-                !worker->define.options.deterministic && !(update->flags & MLFAB__PUSH_INIT);
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__part *part = &update->parts[s];
-    part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
-    part->planned = planned && part->bytes > worker->config->eager_bytes;
-    /* The scheduler places, or drops, each one separately. */
-    if (part->planned) update->mergeable = 0;
-  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    update->parts[s].bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
+  if (worker->routes) worker->routes->plan(worker, update);
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -14807,20 +14805,13 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
-  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
-  mlfab__source source = {0, worker->layout.bytes, NULL};
-  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
-  return worker->sparse && worker->sparse->wanted(worker, &source, 1);
-}
-
 /* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
                                    const mlfab_push_options *options, int durable) {
   mlfab__outgoing *update = &worker->updates[worker->order[worker->norder - 1]];
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
-  if (mlfab__push_sifts(worker, bufs)) return NULL;
+  if (worker->sparse && worker->sparse->sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->iteration ||
@@ -15058,37 +15049,26 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
-/* --- updates that lack bytes --- */
+/* --- outgoing frames --- */
 
-/* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
+/* The next bytes of a part that may be sent, at most `most`; may be none. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server, uint64_t most, const uint8_t **data_p) {
   const mlfab__part *part = &update->parts[server];
   uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
-  if (!update->lacks || bytes == 0) return bytes;
-  uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
-  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
-  return part->sent + bytes < part->bytes ? bytes : 0;
+  return update->lacks ? worker->has(update, part, *data_p, bytes) : bytes;
 }
-
-/* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part
- * that has no bytes waits, too: the server would apply it at once. */
-static int push_has_some(const mlfab__worker *worker, const mlfab__outgoing *update,
-                         uint32_t server) {
-  const uint8_t *data;
-  if (update->parts[server].empty) return 1;
-  return !update->stalled && push_piece(worker, update, server, UINT64_MAX, &data) > 0;
-}
-
-/* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
 static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
+  const uint8_t *data;
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
-  if (update->lacks && !push_has_some(worker, update, server)) return 0;
+  /* Announced without bytes, it would keep the updates behind it at the server, or be applied at once. */
+  if (update->lacks && !part->empty && !push_piece(worker, update, server, UINT64_MAX, &data))
+    return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small[update->durable] >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
@@ -15135,15 +15115,6 @@ static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *u
                              : eager;
 }
 
-/* Number of servers that tell the scheduler about this update. A server that has decided it does not. */
-static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  uint32_t n = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
-  }
-  return n;
-}
-
 /* The frame with a bulk of the update is complete. Does the transport borrow the bulk? It copies a small one. */
 static void push_lend(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
                       const mlfab__outgoing *update, uint64_t token, mlfab__frame_out *frame) {
@@ -15170,7 +15141,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
                (part->empty ? 0u : update->codec->flags);
   push.eager = push_eager(worker, update, server);
-  if (worker->config->scheduler != MLFAB_SCHEDULER_NONE) push.parts = push_parts(worker, update);
+  if (worker->routes) push.parts = worker->routes->parts(worker, update);
   push.progress = stream->round + mlfab__worker_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
@@ -15432,14 +15403,24 @@ MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfa
     return 0;
   for (uint32_t i = 0; i < n; i++) {
     bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
-    if (mlfab__push_sifts(worker, &bufs[i])) return 0;
+    if (worker->sparse && worker->sparse->sifts(worker, &bufs[i])) return 0;
   }
   return bytes > MLFAB__WORKER_PACK;
+}
+
+/* Whole elements: the missing bytes begin at one. */
+static uint64_t feed_has(const mlfab__outgoing *update, const mlfab__part *part,
+                         const uint8_t *data, uint64_t bytes) {
+  uintptr_t at = (uintptr_t)data, lacks = (uintptr_t)update->lacks;
+  if (bytes == 0 || (update->stalled && part->state == MLFAB__PART_QUEUED)) return 0;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes ? bytes : 0;
 }
 
 MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
                                        const void *to) {
   const mlfab__request *request = mlfab__request_find(worker->requests, id);
+  worker->has = feed_has;
   if (id == 0) {
     worker->lacks = from;
     worker->lacks_end = to;
@@ -38020,6 +38001,24 @@ static uint64_t hops_token(const mlfab__worker *worker, const mlfab__outgoing *u
          (uint64_t)(hops_part(worker, update, server)->way & 0xfffu) << 48;
 }
 
+/* A deterministic round adds in the order of ranks, so there is nothing to plan. */
+static void hops_plan(const mlfab__worker *worker, mlfab__outgoing *update) {
+  int plans = !worker->define.options.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    part->planned = plans && part->bytes > worker->config->eager_bytes;
+    /* The scheduler places, or drops, each one separately. */
+    if (part->planned) update->mergeable = 0;
+  }
+}
+
+static uint32_t hops_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
+  return n;
+}
+
 static uint32_t hops_by(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t server) {
   return hops_part(worker, update, server)->aggregator;
@@ -38317,6 +38316,8 @@ MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregat
 
 static const mlfab__worker_routes hops_routes = {
     .frame = hops_server_frame,
+    .plan = hops_plan,
+    .parts = hops_parts,
     .direct = hops_direct,
     .by = hops_by,
     .lent = hops_lent,
@@ -43923,6 +43924,13 @@ static int sparse_push_wanted(const mlfab__worker *worker, const mlfab__source *
   return 0;
 }
 
+static int sparse_push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+  mlfab__source source = {0, worker->layout.bytes, NULL};
+  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
+  return sparse_push_wanted(worker, &source, 1);
+}
+
 /* --- setting filters --- */
 
 static int sparse_push_check(const mlfab_filter *filter, mlfab_error *error) {
@@ -44298,7 +44306,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
 
 static const mlfab__worker_sparse sparse_push_table = {
     mlfab__sparse_check, mlfab__cache_open,        sparse_push_drop_all, sparse_push_free,
-    sparse_push_wanted,  sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
+    sparse_push_sifts,   sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
 
 MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
   worker->packets = mlfab__alloc(worker->env, sizeof *worker->packets);

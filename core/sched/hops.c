@@ -42,6 +42,24 @@ static uint64_t hops_token(const mlfab__worker *worker, const mlfab__outgoing *u
          (uint64_t)(hops_part(worker, update, server)->way & 0xfffu) << 48;
 }
 
+/* A deterministic round adds in the order of ranks, so there is nothing to plan. */
+static void hops_plan(const mlfab__worker *worker, mlfab__outgoing *update) {
+  int plans = !worker->define.options.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    part->planned = plans && part->bytes > worker->config->eager_bytes;
+    /* The scheduler places, or drops, each one separately. */
+    if (part->planned) update->mergeable = 0;
+  }
+}
+
+static uint32_t hops_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
+  return n;
+}
+
 static uint32_t hops_by(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t server) {
   return hops_part(worker, update, server)->aggregator;
@@ -339,6 +357,8 @@ MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregat
 
 static const mlfab__worker_routes hops_routes = {
     .frame = hops_server_frame,
+    .plan = hops_plan,
+    .parts = hops_parts,
     .direct = hops_direct,
     .by = hops_by,
     .lent = hops_lent,

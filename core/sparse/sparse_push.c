@@ -397,6 +397,13 @@ static int sparse_push_wanted(const mlfab__worker *worker, const mlfab__source *
   return 0;
 }
 
+static int sparse_push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+  mlfab__source source = {0, worker->layout.bytes, NULL};
+  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
+  return sparse_push_wanted(worker, &source, 1);
+}
+
 /* --- setting filters --- */
 
 static int sparse_push_check(const mlfab_filter *filter, mlfab_error *error) {
@@ -772,7 +779,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
 
 static const mlfab__worker_sparse sparse_push_table = {
     mlfab__sparse_check, mlfab__cache_open,        sparse_push_drop_all, sparse_push_free,
-    sparse_push_wanted,  sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
+    sparse_push_sifts,   sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
 
 MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
   worker->packets = mlfab__alloc(worker->env, sizeof *worker->packets);

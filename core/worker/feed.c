@@ -52,14 +52,24 @@ MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfa
     return 0;
   for (uint32_t i = 0; i < n; i++) {
     bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
-    if (mlfab__push_sifts(worker, &bufs[i])) return 0;
+    if (worker->sparse && worker->sparse->sifts(worker, &bufs[i])) return 0;
   }
   return bytes > MLFAB__WORKER_PACK;
+}
+
+/* Whole elements: the missing bytes begin at one. */
+static uint64_t feed_has(const mlfab__outgoing *update, const mlfab__part *part,
+                         const uint8_t *data, uint64_t bytes) {
+  uintptr_t at = (uintptr_t)data, lacks = (uintptr_t)update->lacks;
+  if (bytes == 0 || (update->stalled && part->state == MLFAB__PART_QUEUED)) return 0;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes ? bytes : 0;
 }
 
 MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
                                        const void *to) {
   const mlfab__request *request = mlfab__request_find(worker->requests, id);
+  worker->has = feed_has;
   if (id == 0) {
     worker->lacks = from;
     worker->lacks_end = to;

@@ -498,16 +498,9 @@ MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoi
 }
 
 MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
-  /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
-  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-                !worker->define.options.deterministic && !(update->flags & MLFAB__PUSH_INIT);
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__part *part = &update->parts[s];
-    part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
-    part->planned = planned && part->bytes > worker->config->eager_bytes;
-    /* The scheduler places, or drops, each one separately. */
-    if (part->planned) update->mergeable = 0;
-  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    update->parts[s].bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
+  if (worker->routes) worker->routes->plan(worker, update);
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -589,20 +582,13 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
-  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
-  mlfab__source source = {0, worker->layout.bytes, NULL};
-  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
-  return worker->sparse && worker->sparse->wanted(worker, &source, 1);
-}
-
 /* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
                                    const mlfab_push_options *options, int durable) {
   mlfab__outgoing *update = &worker->updates[worker->order[worker->norder - 1]];
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
-  if (mlfab__push_sifts(worker, bufs)) return NULL;
+  if (worker->sparse && worker->sparse->sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->iteration ||
@@ -840,37 +826,26 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
-/* --- updates that lack bytes --- */
+/* --- outgoing frames --- */
 
-/* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
+/* The next bytes of a part that may be sent, at most `most`; may be none. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server, uint64_t most, const uint8_t **data_p) {
   const mlfab__part *part = &update->parts[server];
   uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
-  if (!update->lacks || bytes == 0) return bytes;
-  uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
-  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
-  return part->sent + bytes < part->bytes ? bytes : 0;
+  return update->lacks ? worker->has(update, part, *data_p, bytes) : bytes;
 }
-
-/* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part
- * that has no bytes waits, too: the server would apply it at once. */
-static int push_has_some(const mlfab__worker *worker, const mlfab__outgoing *update,
-                         uint32_t server) {
-  const uint8_t *data;
-  if (update->parts[server].empty) return 1;
-  return !update->stalled && push_piece(worker, update, server, UINT64_MAX, &data) > 0;
-}
-
-/* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
 static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
+  const uint8_t *data;
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
-  if (update->lacks && !push_has_some(worker, update, server)) return 0;
+  /* Announced without bytes, it would keep the updates behind it at the server, or be applied at once. */
+  if (update->lacks && !part->empty && !push_piece(worker, update, server, UINT64_MAX, &data))
+    return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small[update->durable] >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
@@ -917,15 +892,6 @@ static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *u
                              : eager;
 }
 
-/* Number of servers that tell the scheduler about this update. A server that has decided it does not. */
-static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  uint32_t n = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
-  }
-  return n;
-}
-
 /* The frame with a bulk of the update is complete. Does the transport borrow the bulk? It copies a small one. */
 static void push_lend(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
                       const mlfab__outgoing *update, uint64_t token, mlfab__frame_out *frame) {
@@ -952,7 +918,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
                (part->empty ? 0u : update->codec->flags);
   push.eager = push_eager(worker, update, server);
-  if (worker->config->scheduler != MLFAB_SCHEDULER_NONE) push.parts = push_parts(worker, update);
+  if (worker->routes) push.parts = worker->routes->parts(worker, update);
   push.progress = stream->round + mlfab__worker_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;

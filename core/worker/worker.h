@@ -161,8 +161,8 @@ typedef struct mlfab__worker_sparse {
   int (*open)(mlfab__worker *worker);
   void (*drop)(mlfab__worker *worker);
   void (*free)(mlfab__worker *worker);
-  /* Has a tensor here a filter, or a residual of a removed one? */
-  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
+  /* Has a tensor of the buffer a filter, or a residual of a removed one? */
+  int (*sifts)(const mlfab__worker *worker, const mlfab_buf *buf);
   /* Sets the codec of an update that has filtered tensors or is sparse; else leaves it. *again_p: it sends
    * the kept bytes. Errors: ARGUMENT, STATE. */
   int (*choose)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
@@ -251,6 +251,10 @@ typedef struct mlfab__worker_viewer {
 typedef struct mlfab__worker_routes {
   /* A server's frame: 1 if it is about routes. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
+  /* An update. plan: sets `planned` of its parts. parts: number of servers that tell the scheduler about it. A server that has
+   * decided it does not. */
+  void (*plan)(const mlfab__worker *worker, mlfab__outgoing *update);
+  uint32_t (*parts)(const mlfab__worker *worker, const mlfab__outgoing *update);
   /* A part of an update. direct: do granted bytes go by the server's link? by: the worker that forwards the part, or
    * MLFAB__NO_NODE. lent: bulks on the hop's link. leave: takes them back; the part goes by the server's link from now on. */
   int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
@@ -303,6 +307,9 @@ struct mlfab__worker {
   uint32_t epoch;     /* of the layout */
   uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
   const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
+  /* The bytes of a piece, in whole elements, that may be sent of an update that lacks some (feed.c). */
+  uint64_t (*has)(const mlfab__outgoing *update, const mlfab__part *part, const uint8_t *data,
+                  uint64_t bytes);
   uint64_t next_seq, pull_count;
   uint64_t wholes;                  /* updates that end an iteration, here or in a closed round */
   uint64_t *pulled;                 /* version by slice */
@@ -498,8 +505,6 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* Does a filter change the bytes of this buffer? */
-MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
 /* Decides an undecided part. */
 MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint32_t server, int code, uint64_t now_ns);
