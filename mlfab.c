@@ -13723,11 +13723,9 @@ MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch,
                                      const mlfab__model *model, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
- * other numbers now. */
-MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
-/* Repeats pulls on a new link. */
-MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
+/* Repeats the pulls after this update, or all: the server will never hear of it, or the updates before them have other
+ * numbers now, or the link is new. */
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
@@ -14005,6 +14003,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
+  fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
     if (segments == UINT32_MAX && (out || !worker->cache)) {
@@ -14013,6 +14012,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
     }
     memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
     fetch->parts[s].waiting = segments > 0;
+    fetch->nwaiting += segments > 0;
   }
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
@@ -14026,8 +14026,6 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
   fetch->arrives = NULL;
-  fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
@@ -14150,12 +14148,14 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                         "pull: server %u refused: %s", server, fail.text);
 }
 
-MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+  if (!worker->streams[server].up) return;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     /* What a server has told of a view stays, and it is told when the view ends. */
-    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting)
+    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting ||
+        fetch->after_seq <= seq)
       continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
@@ -14164,22 +14164,8 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting)
+    if (fetch->request != 0 && fetch->parts[server].waiting && !fetch->parts[server].asked)
       mlfab__pull_begin(worker, server, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
-  int asks = worker->streams[server].up && mlfab__worker_sends(worker, server);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    mlfab__pull_cancel cancel = {fetch->request};
-    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->parts[server].asked ||
-        fetch->after_seq <= seq)
-      continue;
-    MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) worker->viewer->forget(worker, fetch, server);
-    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -14272,7 +14258,7 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
 /* Undecided updates at a server have larger numbers now: repeats the pulls after them with those numbers. */
 static void push_moved_on(mlfab__worker *worker, uint32_t server) {
   if (worker->streams[server].counts && mlfab__worker_ahead(worker, server, worker->next_seq) > 0)
-    mlfab__pull_renumber(worker, server, 0);
+    mlfab__pull_again(worker, server, 0);
 }
 
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
@@ -15259,7 +15245,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
       if (push_rounds(worker) && mlfab__worker_whole(update))
-        mlfab__pull_renumber(worker, s, update->seq);
+        mlfab__pull_again(worker, s, update->seq);
     }
   }
   return announced;
@@ -15786,7 +15772,7 @@ static void worker_enter(mlfab__worker *worker, uint32_t server) {
     stream->asked = 1;
     if (worker->levels && stream->round != round) {
       stream->round = round;
-      mlfab__pull_renumber(worker, server, 0);
+      mlfab__pull_again(worker, server, 0);
     }
   }
   const mlfab__progress progress = {stream->round, worker->apart != 0, stream->entry};
@@ -16208,7 +16194,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   worker_enter(worker, server);
   if (worker->enters) worker->due = 1; /* its answer may have been lost */
-  mlfab__pull_again(worker, server);
+  mlfab__pull_again(worker, server, 0);
   if (stream->done_told && (!stream->done_acked || another)) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
   if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);

@@ -131,6 +131,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
+  fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
     if (segments == UINT32_MAX && (out || !worker->cache)) {
@@ -139,6 +140,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
     }
     memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
     fetch->parts[s].waiting = segments > 0;
+    fetch->nwaiting += segments > 0;
   }
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
@@ -152,8 +154,6 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
   fetch->arrives = NULL;
-  fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
@@ -276,12 +276,14 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                         "pull: server %u refused: %s", server, fail.text);
 }
 
-MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+  if (!worker->streams[server].up) return;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     /* What a server has told of a view stays, and it is told when the view ends. */
-    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting)
+    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting ||
+        fetch->after_seq <= seq)
       continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
@@ -290,22 +292,8 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting)
+    if (fetch->request != 0 && fetch->parts[server].waiting && !fetch->parts[server].asked)
       mlfab__pull_begin(worker, server, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
-  int asks = worker->streams[server].up && mlfab__worker_sends(worker, server);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    mlfab__pull_cancel cancel = {fetch->request};
-    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->parts[server].asked ||
-        fetch->after_seq <= seq)
-      continue;
-    MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) worker->viewer->forget(worker, fetch, server);
-    mlfab__pull_ask(worker, server, fetch);
   }
 }
 

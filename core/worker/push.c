@@ -49,7 +49,7 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
 /* Undecided updates at a server have larger numbers now: repeats the pulls after them with those numbers. */
 static void push_moved_on(mlfab__worker *worker, uint32_t server) {
   if (worker->streams[server].counts && mlfab__worker_ahead(worker, server, worker->next_seq) > 0)
-    mlfab__pull_renumber(worker, server, 0);
+    mlfab__pull_again(worker, server, 0);
 }
 
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
@@ -1036,7 +1036,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
       if (push_rounds(worker) && mlfab__worker_whole(update))
-        mlfab__pull_renumber(worker, s, update->seq);
+        mlfab__pull_again(worker, s, update->seq);
     }
   }
   return announced;

@@ -333,7 +333,7 @@ static void worker_enter(mlfab__worker *worker, uint32_t server) {
     stream->asked = 1;
     if (worker->levels && stream->round != round) {
       stream->round = round;
-      mlfab__pull_renumber(worker, server, 0);
+      mlfab__pull_again(worker, server, 0);
     }
   }
   const mlfab__progress progress = {stream->round, worker->apart != 0, stream->entry};
@@ -755,7 +755,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   worker_enter(worker, server);
   if (worker->enters) worker->due = 1; /* its answer may have been lost */
-  mlfab__pull_again(worker, server);
+  mlfab__pull_again(worker, server, 0);
   if (stream->done_told && (!stream->done_acked || another)) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
   if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);

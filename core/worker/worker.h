@@ -494,11 +494,9 @@ MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch,
                                      const mlfab__model *model, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
- * other numbers now. */
-MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
-/* Repeats pulls on a new link. */
-MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
+/* Repeats the pulls after this update, or all: the server will never hear of it, or the updates before them have other
+ * numbers now, or the link is new. */
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
