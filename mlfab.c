@@ -13512,7 +13512,10 @@ struct mlfab__worker {
   int stands;   /* every server has the model */
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
-  int enters;                          /* it has the model, and asks the servers to count it */
+  /* DEFINE_ACK: takes over that checkpoint and its slices. Errors, with a text: MEMORY, CHECKPOINT. NULL: left out. */
+  int (*began)(mlfab__worker *worker, uint32_t server, const mlfab__define_ack *ack, char *text,
+               size_t room);
+  int enters;     /* it has the model, and asks the servers to count it */
   uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
   uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
   /* debt: so many next whole updates belong to closed rounds. Its number is level + wholes + debt, if it has a level. */
@@ -15681,50 +15684,6 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   return 0;
 }
 
-/* The model began as a checkpoint, whose slices are others than this worker's options would make. Errors: MEMORY. */
-static int worker_recut(mlfab__worker *worker, uint32_t cut) {
-  mlfab__layout layout;
-  mlfab__env *env = worker->env;
-  int code = mlfab__layout_build(env, worker->tensors, worker->ntensors, cut, worker->servers,
-                                 worker->define.options.active, worker->config->model_max_bytes,
-                                 &layout, NULL);
-  if (code) return code;
-  uint64_t *pulled = mlfab__alloc_array(env, layout.nslices, sizeof *pulled);
-  if (!pulled) {
-    mlfab__layout_free(env, &layout);
-    return MLFAB_ERR_MEMORY;
-  }
-  if (worker->mover) worker->mover->assign(worker, &layout);
-  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
-  mlfab__layout_free(env, &worker->layout);
-  worker->layout = layout;
-  worker->pulled = pulled;
-  return 0;
-}
-
-/* Takes over which checkpoint the model began as. Errors: MEMORY; CHECKPOINT with a text when the servers have loaded
- * different ones, or one has loaded none. */
-static int worker_restored(mlfab__worker *worker, uint32_t server, const mlfab__define_ack *ack,
-                           char *text, size_t room) {
-  int first = 1;
-  for (uint32_t s = 0; s < worker->servers; s++) first &= !worker->streams[s].defined;
-  if (!first && ack->restored != worker->restored) {
-    snprintf(
-        text, room,
-        "model_start: server %u has loaded checkpoint %llu, another server checkpoint %llu (0: "
-        "none)",
-        server, (unsigned long long)ack->restored, (unsigned long long)worker->restored);
-    return MLFAB_ERR_CHECKPOINT;
-  }
-  if (first) worker->restored_version = 0;
-  worker->restored = ack->restored;
-  worker->restored_version = mlfab__max(worker->restored_version, ack->restored_version);
-  if (ack->cut == 0 || ack->cut == worker->layout.nslices) return 0;
-  int code = worker_recut(worker, ack->cut);
-  if (code) snprintf(text, room, "model_start: out of memory for the slices of the checkpoint");
-  return code;
-}
-
 static mlfab__request *worker_model_request(const mlfab__worker *worker) {
   return mlfab__request_find(worker->requests, worker->model_request);
 }
@@ -15854,7 +15813,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   /* Worker 0's options win. */
   const mlfab_model_options *own = &worker->define.options, *first = &ack.options;
   char text[MLFAB__TEXT_MAX + 64] = "";
-  int code = ack.code ? ack.code : MLFAB_ERR_MODEL;
+  int code = ack.code ? ack.code : MLFAB_ERR_MODEL, half = first->pull_half && !worker->sparse;
   if (ack.code) {
     snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
   } else if (first->slices != own->slices) {
@@ -15863,17 +15822,16 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
              own->active, first->active);
-  } else if (first->pull_half && !worker->sparse) {
+  } else if (half || (ack.cut && ack.cut != worker->layout.nslices && !worker->began)) {
     code = MLFAB_ERR_UNSUPPORTED;
-    snprintf(text, sizeof text,
-             "model_start: worker 0 asks for pull_half, and filters were left out here "
-             "(MLFAB_WITH_SPARSE is 0)");
+    snprintf(text, sizeof text, "model_start: %s left out here (MLFAB_WITH_%s is 0)",
+             half ? "worker 0 asks for pull_half, and filters were"
+                  : "the model began as a checkpoint, and checkpoints were",
+             half ? "SPARSE" : "CHECKPOINT");
+  } else {
+    code = worker->began ? worker->began(worker, server, &ack, text, sizeof text) : 0;
   }
-  if (!text[0]) {
-    int wrong = worker_restored(worker, server, &ack, text, sizeof text);
-    if (wrong) code = wrong;
-  }
-  if (text[0]) {
+  if (code) {
     worker_model_fail(worker, code, (int32_t)server, 1, now_ns, text);
     return;
   }
@@ -52698,11 +52656,13 @@ typedef struct mlfab__checkpoint_role { /* the role of a worker */
   char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to restore from, or "" */
 } mlfab__checkpoint_role;
 
-/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker` is set
- * afterwards. Errors: MEMORY. */
+/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker`, and `began` of the
+ * worker, are set afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__checkpoint_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(struct mlfab_node *node,
                                                     mlfab__checkpoint_role **role_p);
+MLFAB__INTERNAL int mlfab__checkpoint_began(struct mlfab__worker *worker, uint32_t server,
+                                            const mlfab__define_ack *ack, char *text, size_t room);
 /* start: begins a checkpoint. from: sets the directory to restore from. loaded: returns the restored checkpoint. */
 MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
                                             const mlfab_checkpoint_options *options,
@@ -53028,6 +52988,50 @@ MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
   info_p->version = worker->restored_version;
   info_p->bytes = 0;
   return 0;
+}
+
+/* The model began as a checkpoint, whose slices are others than this worker's options would make. Errors: MEMORY. */
+static int checkpoint_worker_recut(mlfab__worker *worker, uint32_t cut) {
+  mlfab__layout layout;
+  mlfab__env *env = worker->env;
+  int code = mlfab__layout_build(env, worker->tensors, worker->ntensors, cut, worker->servers,
+                                 worker->define.options.active, worker->config->model_max_bytes,
+                                 &layout, NULL);
+  if (code) return code;
+  uint64_t *pulled = mlfab__alloc_array(env, layout.nslices, sizeof *pulled);
+  if (!pulled) {
+    mlfab__layout_free(env, &layout);
+    return MLFAB_ERR_MEMORY;
+  }
+  if (worker->mover) worker->mover->assign(worker, &layout);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__layout_free(env, &worker->layout);
+  worker->layout = layout;
+  worker->pulled = pulled;
+  return 0;
+}
+
+/* Takes over which checkpoint the model began as. Errors: MEMORY; CHECKPOINT with a text when the servers have loaded
+ * different ones, or one has loaded none. */
+MLFAB__INTERNAL int mlfab__checkpoint_began(mlfab__worker *worker, uint32_t server,
+                                            const mlfab__define_ack *ack, char *text, size_t room) {
+  int first = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) first &= !worker->streams[s].defined;
+  if (!first && ack->restored != worker->restored) {
+    snprintf(
+        text, room,
+        "model_start: server %u has loaded checkpoint %llu, another server checkpoint %llu (0: "
+        "none)",
+        server, (unsigned long long)ack->restored, (unsigned long long)worker->restored);
+    return MLFAB_ERR_CHECKPOINT;
+  }
+  if (first) worker->restored_version = 0;
+  worker->restored = ack->restored;
+  worker->restored_version = mlfab__max(worker->restored_version, ack->restored_version);
+  if (ack->cut == 0 || ack->cut == worker->layout.nslices) return 0;
+  int code = checkpoint_worker_recut(worker, ack->cut);
+  if (code) snprintf(text, room, "model_start: out of memory for the slices of the checkpoint");
+  return code;
 }
 
 /* --- the role --- */
@@ -74067,6 +74071,7 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_CHECKPOINT
   parts->checkpoint->worker = parts->worker;
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
+  parts->worker->began = mlfab__checkpoint_began;
 #endif
 #if MLFAB_WITH_SCHED
   if (!code && aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);

@@ -24,11 +24,13 @@ typedef struct mlfab__checkpoint_role { /* the role of a worker */
   char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to restore from, or "" */
 } mlfab__checkpoint_role;
 
-/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker` is set
- * afterwards. Errors: MEMORY. */
+/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker`, and `began` of the
+ * worker, are set afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__checkpoint_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(struct mlfab_node *node,
                                                     mlfab__checkpoint_role **role_p);
+MLFAB__INTERNAL int mlfab__checkpoint_began(struct mlfab__worker *worker, uint32_t server,
+                                            const mlfab__define_ack *ack, char *text, size_t room);
 /* start: begins a checkpoint. from: sets the directory to restore from. loaded: returns the restored checkpoint. */
 MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
                                             const mlfab_checkpoint_options *options,

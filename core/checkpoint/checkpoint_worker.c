@@ -95,6 +95,50 @@ MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
   return 0;
 }
 
+/* The model began as a checkpoint, whose slices are others than this worker's options would make. Errors: MEMORY. */
+static int checkpoint_worker_recut(mlfab__worker *worker, uint32_t cut) {
+  mlfab__layout layout;
+  mlfab__env *env = worker->env;
+  int code = mlfab__layout_build(env, worker->tensors, worker->ntensors, cut, worker->servers,
+                                 worker->define.options.active, worker->config->model_max_bytes,
+                                 &layout, NULL);
+  if (code) return code;
+  uint64_t *pulled = mlfab__alloc_array(env, layout.nslices, sizeof *pulled);
+  if (!pulled) {
+    mlfab__layout_free(env, &layout);
+    return MLFAB_ERR_MEMORY;
+  }
+  if (worker->mover) worker->mover->assign(worker, &layout);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__layout_free(env, &worker->layout);
+  worker->layout = layout;
+  worker->pulled = pulled;
+  return 0;
+}
+
+/* Takes over which checkpoint the model began as. Errors: MEMORY; CHECKPOINT with a text when the servers have loaded
+ * different ones, or one has loaded none. */
+MLFAB__INTERNAL int mlfab__checkpoint_began(mlfab__worker *worker, uint32_t server,
+                                            const mlfab__define_ack *ack, char *text, size_t room) {
+  int first = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) first &= !worker->streams[s].defined;
+  if (!first && ack->restored != worker->restored) {
+    snprintf(
+        text, room,
+        "model_start: server %u has loaded checkpoint %llu, another server checkpoint %llu (0: "
+        "none)",
+        server, (unsigned long long)ack->restored, (unsigned long long)worker->restored);
+    return MLFAB_ERR_CHECKPOINT;
+  }
+  if (first) worker->restored_version = 0;
+  worker->restored = ack->restored;
+  worker->restored_version = mlfab__max(worker->restored_version, ack->restored_version);
+  if (ack->cut == 0 || ack->cut == worker->layout.nslices) return 0;
+  int code = checkpoint_worker_recut(worker, ack->cut);
+  if (code) snprintf(text, room, "model_start: out of memory for the slices of the checkpoint");
+  return code;
+}
+
 /* --- the role --- */
 
 static void checkpoint_worker_done(mlfab__checkpoint_role *role, const mlfab__frame_in *frame,

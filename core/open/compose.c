@@ -173,6 +173,7 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_CHECKPOINT
   parts->checkpoint->worker = parts->worker;
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
+  parts->worker->began = mlfab__checkpoint_began;
 #endif
 #if MLFAB_WITH_SCHED
   if (!code && aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);

@@ -283,7 +283,10 @@ struct mlfab__worker {
   int stands;   /* every server has the model */
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
-  int enters;                          /* it has the model, and asks the servers to count it */
+  /* DEFINE_ACK: takes over that checkpoint and its slices. Errors, with a text: MEMORY, CHECKPOINT. NULL: left out. */
+  int (*began)(mlfab__worker *worker, uint32_t server, const mlfab__define_ack *ack, char *text,
+               size_t room);
+  int enters;     /* it has the model, and asks the servers to count it */
   uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
   uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
   /* debt: so many next whole updates belong to closed rounds. Its number is level + wholes + debt, if it has a level. */
