@@ -28,7 +28,7 @@ GROUPS = [
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "options sync layout balance optimizer memory store hold image windows"},
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
-    {"worker": "sources pull push feed worker worker_role",
+    {"worker": "sources pull push feed worker",
      "server": "lazy blocks clock queue apply round clock_copy serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier barrier_kept attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},

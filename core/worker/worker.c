@@ -3,30 +3,9 @@
 
 #include "../kernels/kernels.h"
 #include "../model/store.h"
+#include "../node/node.h"
 
 #include <stdio.h>
-
-MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
-                                       const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests) {
-  memset(worker, 0, sizeof *worker);
-  worker->env = env;
-  worker->config = config;
-  worker->port = *port;
-  worker->stats = stats;
-  worker->requests = requests;
-  worker->rank = rank;
-  worker->servers = worker->founding = config->servers;
-  worker->next_seq = 1;
-  worker->epoch = 1;
-  worker->announces = MLFAB__NEVER;
-  worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
-  worker->lists = mlfab__alloc_aligned(env, sizeof *worker->lists);
-  if (worker->streams && worker->lists) return 0;
-  mlfab__worker_free(worker);
-  return MLFAB_ERR_MEMORY;
-}
 
 /* Drops the model, so that it can be defined again. Keeps buffers that transports may still read. */
 static void worker_free_model(mlfab__worker *worker) {
@@ -47,7 +26,7 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->define.ask = asked;
 }
 
-MLFAB__INTERNAL void mlfab__worker_free(void *self) {
+static void worker_free(void *self) {
   mlfab__worker *worker = self;
   mlfab__env *env = worker->env;
   if (!env) return;
@@ -606,8 +585,7 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   mlfab__worker_change_spare(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,
-                                            uint64_t now_ns) {
+static void worker_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
   mlfab__worker *worker = self;
   const mlfab__blame *blame = &request->blame;
   uint32_t s = 0;
@@ -651,9 +629,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request,
 /* The updates that a server has decided, from its frame. */
 static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
                           const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
-  mlfab__window window;
-  memset(&window, 0, sizeof window);
-  window.top = top;
+  mlfab__window window = {.top = top};
   memcpy(window.applied, applied, sizeof window.applied);
   memcpy(window.dropped, dropped, sizeof window.dropped);
   mlfab__push_resync(worker, server, generation, &window, now_ns);
@@ -670,18 +646,28 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
 }
 
-MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
-                                          uint64_t top) {
-  return top > worker->streams[server].announced;
+/* If the server has decided updates under this worker's number that it never announced there, another process uses the number.
+ * Then its reports of applied updates may be about updates that the model lacks. */
+static int worker_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__worker *worker = self;
+  if (greeting->ack->top <= worker->streams[at.peer].announced) return 0;
+  greeting->why = "it has updates of this worker that it never sent: another process uses its rank";
+  return MLFAB_ERR_RANK_TAKEN;
 }
 
-MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__hello_ack *ack, uint64_t now_ns) {
+/* The link stands, and the server has answered HELLO. */
+static void worker_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__worker *worker = self;
+  const mlfab__hello_ack *ack = greeting->ack;
+  const uint32_t server = at.peer;
+  const uint64_t now_ns = at.now_ns;
   mlfab__stream *stream = &worker->streams[server];
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
   stream->asked = 0; /* the answer may be lost, or still come */
+  if (worker->stands && !ack->model_stands && !stream->absent)
+    greeting->died = "it has restarted without the model";
   if (stream->absent) {
     stream->up = 1;
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
@@ -718,7 +704,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   mlfab__worker_advance(worker, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at) {
+static void worker_lost(void *self, mlfab__at at) {
   mlfab__worker *worker = self;
   worker->streams[at.peer].up = 0;
   mlfab__push_lost(worker, at.peer, MLFAB__PART_ANNOUNCED, at.now_ns);
@@ -758,7 +744,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
                           uint64_t now_ns) {
   mlfab__resend resend;
   if (MLFAB__MALFORMED(&worker->port, server, frame, resend, &resend)) return;
-  if (mlfab__worker_usurped(worker, server, resend.top)) {
+  if (resend.top > worker->streams[server].announced) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
     return;
   }
@@ -766,7 +752,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
                 now_ns);
 }
 
-MLFAB__INTERNAL int mlfab__worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+static int worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__worker *worker = self;
   const uint32_t server = at.peer;
   const uint64_t now_ns = at.now_ns;
@@ -812,7 +798,7 @@ MLFAB__INTERNAL int mlfab__worker_frame(void *self, mlfab__at at, const mlfab__f
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+static int worker_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__worker *worker = self;
   const mlfab__stream *stream = &worker->streams[at.peer];
   if (!stream->up || !worker->table) return 0;
@@ -828,7 +814,7 @@ MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_ou
   return mlfab__push_next(worker, at.peer, frame);
 }
 
-MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+static void worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
   mlfab__worker *worker = self;
   if (frame->note[0] == MLFAB__NOTE_DEFINE)
     worker->streams[at.peer].define = 0;
@@ -836,7 +822,60 @@ MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__
     mlfab__push_taken(worker, at.peer, frame);
 }
 
-MLFAB__INTERNAL void mlfab__worker_sent(void *self, mlfab__at at, uint64_t token) {
+static void worker_sent(void *self, mlfab__at at, uint64_t token) {
   mlfab__push_sent(self, at.peer, token, at.now_ns);
   mlfab__worker_advance(self, at.now_ns);
+}
+
+static void worker_gone(void *self, mlfab__at at, int left) {
+  const mlfab__worker *worker = self;
+  if (left == MLFAB__NEVER_HERE && worker->mover)
+    worker->mover->vacant(self, at.peer, at.now_ns);
+  else
+    mlfab__worker_dead(self, at.peer, at.now_ns);
+}
+
+static int worker_wants(void *self, mlfab__at at, const char *why) {
+  (void)self, (void)at, (void)why;
+  return 1;
+}
+
+static const mlfab__role worker_row = {
+    .name = "worker",
+    .rest = 1,
+    .sends = MLFAB__ON(SERVER),
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
+                MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
+    .frame = worker_frame,
+    .next = worker_next,
+    .taken = worker_taken,
+    .returned = worker_sent,
+    .hello = worker_hello,
+    .up = worker_up,
+    .lost = worker_lost,
+    .gone = worker_gone,
+    .wants = worker_wants,
+    .withdraw = worker_withdraw,
+    .free = worker_free,
+};
+
+MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worker_p) {
+  mlfab__role *role = mlfab__roles_add(node, &worker_row, sizeof **worker_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__worker *worker = *worker_p = role->self;
+  worker->env = &node->env;
+  worker->config = &node->config;
+  worker->port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  worker->stats = &node->stats;
+  worker->requests = &node->requests;
+  worker->rank = (uint32_t)node->config.rank;
+  worker->servers = node->config.servers;
+  worker->founding = node->founding;
+  worker->next_seq = 1;
+  worker->epoch = 1;
+  worker->announces = MLFAB__NEVER;
+  worker->streams = mlfab__alloc_array(worker->env, worker->servers, sizeof *worker->streams);
+  worker->lists = mlfab__alloc_aligned(worker->env, sizeof *worker->lists);
+  return worker->streams && worker->lists ? 0 : MLFAB_ERR_MEMORY;
 }

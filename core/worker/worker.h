@@ -328,12 +328,7 @@ struct mlfab__worker {
   const mlfab__worker_cache *cache;      /* the model has version tags; else NULL */
 };
 
-MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
-                                       const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__worker_free(void *self);
-/* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
+/* Adds the row of a worker; the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
 /* Errors: PEER_DEAD if this server, or with MLFAB_ALL any server, is dead. */
@@ -353,18 +348,8 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
                                            uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
                                            mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
-/* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
-MLFAB__INTERNAL void mlfab__worker_withdraw(void *self, mlfab__request *request, int code,
-                                            uint64_t now_ns);
 
-/* Has the server decided updates under our number that we never announced to it? Then they are from another
- * process, and what the server reports as applied may be missing from the model. */
-MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
-                                          uint64_t top);
-/* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
-MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__hello_ack *ack, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_lost(void *self, mlfab__at at);
+/* The server is dead. */
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
  * which have no bytes, are forgotten. */
@@ -375,11 +360,6 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
 MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
                                                 uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns);
-/* A frame from a server; the next frame for it; that frame was taken, and its bulk returned: see mlfab__role. */
-MLFAB__INTERNAL int mlfab__worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__worker_next(void *self, mlfab__at at, mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_taken(void *self, mlfab__at at, const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_sent(void *self, mlfab__at at, uint64_t token);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
 /* Writes a stretch of the model to the buffers of a pull that have some of it. */
