@@ -30,8 +30,8 @@ GROUPS = [
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources pull push feed worker",
      "server": "lazy blocks clock queue apply round clock_copy serve server server_role",
-     "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier barrier_kept attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},
+     "coll": "coll_wire dag algorithm partial graph notify stream barrier barrier_kept comm_base engine plain_check plain comm_object "
+             "comm_finish epoch comm attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "version filter cache sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",

@@ -255,10 +255,6 @@ static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
 
-static void barrier_ask(const mlfab__barrier_worker *worker) {
-  barrier_say(worker, MLFAB__BARRIER_ASKS);
-}
-
 /* Tells server 0 that no barrier waits for this worker. */
 static void barrier_rest(mlfab__barrier_worker *worker) {
   worker->newcomer = 1;
@@ -276,7 +272,7 @@ static void barrier_look(mlfab__barrier_worker *worker) {
   if (counting->worker && !counting->idle(counting->worker)) return;
   worker->wants = 1;
   if (counting->worker) counting->apart(counting->worker, MLFAB__APART_BARRIER);
-  barrier_ask(worker);
+  barrier_say(worker, MLFAB__BARRIER_ASKS);
 }
 
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
@@ -315,10 +311,6 @@ MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
   barrier_say(worker, MLFAB__BARRIER_COLLECTS);
 }
 
-MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker) {
-  return worker->over + worker->open;
-}
-
 /* Server 0 has told the progress from which this worker counts: it counts when all servers agree. */
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
@@ -349,7 +341,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
   if (worker->newcomer && !worker->wants) {
     barrier_look(worker);
   } else {
-    barrier_ask(worker);
+    barrier_say(worker, MLFAB__BARRIER_ASKS);
   }
   return 0;
 }
@@ -379,7 +371,8 @@ static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (worker->among) barrier_say(worker, MLFAB__BARRIER_COLLECTS);
   if (worker->newcomer && (worker->admitted || worker->held))
     barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0 && (!worker->newcomer || worker->wants)) barrier_ask(worker);
+  if (worker->open > 0 && (!worker->newcomer || worker->wants))
+    barrier_say(worker, MLFAB__BARRIER_ASKS);
   if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 

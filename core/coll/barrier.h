@@ -85,7 +85,5 @@ MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t 
                                          uint64_t mine);
 /* Notes that it takes part in collectives. */
 MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
-/* Returns the number of its calls. */
-MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker);
 
 #endif

@@ -41,6 +41,7 @@
 #define MLFAB__COMM_H
 
 #include "../kernels/kernels_combine.h"
+#include "barrier.h"
 #include "comm_object.h"
 #include "plain.h"
 #include "stream.h"
@@ -107,6 +108,7 @@ typedef struct mlfab__comm {
   /* Newcomers (membership.h): state of this node, or NULL. This epoch has newcomers; READY was sent; this worker stands
    * apart; it knows the progress from which it counts. */
   mlfab__counting counting;
+  mlfab__barrier_worker *barrier; /* of this worker */
   uint8_t meets, said, apart, told;
   mlfab__membership_ready met;              /* the progress that it was told */
   uint64_t asked_for;                       /* for a newcomer: the signature in its request */

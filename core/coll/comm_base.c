@@ -173,9 +173,8 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
 
 MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
-  mlfab__mark mark = {0, 0, 0};
+  mlfab__mark mark = {.barriers = comm->barrier->over + comm->barrier->open};
   if (counting->worker) counting->mark(counting->worker, &mark);
-  if (counting->barrier) mark.barriers = counting->barriers(counting->barrier);
   return mark;
 }
 

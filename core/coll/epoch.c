@@ -42,9 +42,9 @@ MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
   if (waits != comm->apart) {
     comm->apart = waits != 0;
     if (waits && counting->worker) counting->apart(counting->worker, MLFAB__APART_CALL);
-    if (waits && counting->barrier) counting->barrier_apart(counting->barrier);
+    if (waits) mlfab__barrier_apart(comm->barrier);
     if (!waits && counting->worker) counting->back(counting->worker, MLFAB__APART_CALL, NULL);
-    if (!waits && counting->barrier) counting->barrier_alone(counting->barrier);
+    if (!waits) mlfab__barrier_alone(comm->barrier);
   }
   if (comm->newcomer && comm->phase == MLFAB__COMM_ASKED && call != comm->asked_for)
     mlfab__comm_ask(comm, comm->over_epoch);
@@ -59,9 +59,9 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
     if (comm->newcomer && comm->counting.worker && !comm->counting.counted(comm->counting.worker))
       return;
   }
-  if (comm->newcomer && comm->told && comm->counting.barrier)
-    comm->counting.barrier_here(comm->counting.barrier, comm->met.rank, comm->met.barriers,
-                                epoch_mark(comm).barriers);
+  if (comm->newcomer && comm->told)
+    mlfab__barrier_here(comm->barrier, comm->met.rank, comm->met.barriers,
+                        epoch_mark(comm).barriers);
   comm->said = 1;
   epoch_say_ready(comm);
 }
@@ -89,7 +89,7 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->in_ns = comm->now_ns;
   comm->epochs++;
   comm->newcomer = comm->told = 0;
-  if (comm->counting.barrier) comm->counting.barrier_among(comm->counting.barrier);
+  mlfab__barrier_among(comm->barrier);
   comm->others[0] = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
@@ -151,7 +151,7 @@ static void epoch_objects_over(mlfab__comm *comm) {
 
 /* Makes a newcomer that was told, and is in no epoch now, ask again, in its barriers, too. */
 static void epoch_untold(mlfab__comm *comm) {
-  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
+  if (comm->told) mlfab__barrier_alone(comm->barrier);
   comm->told = 0;
 }
 

@@ -102,8 +102,7 @@ typedef struct mlfab__mark {
 /* The reasons why a worker stands apart: it waits in a collective, or in a barrier. */
 enum { MLFAB__APART_CALL = 1, MLFAB__APART_BARRIER = 2 };
 
-/* Functions by which collectives and barriers of a worker make servers count it, and barriers wait for it
- * (coll/membership.h). worker, barrier: may be NULL. */
+/* Functions by which collectives and barriers of a worker make servers count it (coll/membership.h). worker: may be NULL. */
 typedef struct mlfab__counting {
   struct mlfab__worker *worker;
   int (*idle)(const struct mlfab__worker *worker); /* all its updates are decided */
@@ -113,14 +112,6 @@ typedef struct mlfab__counting {
   void (*apart)(struct mlfab__worker *worker, uint8_t why);
   void (*back)(struct mlfab__worker *worker, uint8_t why, const uint64_t *level);
   int (*counted)(const struct mlfab__worker *worker);
-  struct mlfab__barrier_worker *barrier;
-  void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
-  void (*barrier_alone)(struct mlfab__barrier_worker *barrier);
-  /* The barriers of this worker after number `mine` match those of rank `of` after number `theirs`. */
-  void (*barrier_here)(struct mlfab__barrier_worker *barrier, int32_t of, uint64_t theirs,
-                       uint64_t mine);
-  uint64_t (*barriers)(const struct mlfab__barrier_worker *barrier);
-  void (*barrier_among)(struct mlfab__barrier_worker *barrier); /* it takes part in collectives */
 } mlfab__counting;
 
 #endif

@@ -153,21 +153,16 @@ static int compose_worker(mlfab_node *node) {
   parts->finish = mlfab__attend_finish;
 #endif
   if (code) return code;
-  parts->barrier->counting = (mlfab__counting){.barrier = parts->barrier,
-                                               .barrier_apart = mlfab__barrier_apart,
-                                               .barrier_alone = mlfab__barrier_alone,
-                                               .barrier_here = mlfab__barrier_here,
-                                               .barriers = mlfab__barrier_calls,
-                                               .barrier_among = mlfab__barrier_among};
 #if MLFAB_WITH_PUSH
-  parts->barrier->counting.worker = parts->worker;
-  parts->barrier->counting.idle = mlfab__worker_idle;
-  parts->barrier->counting.mark = mlfab__worker_mark;
-  parts->barrier->counting.apart = mlfab__worker_stand_apart;
-  parts->barrier->counting.back = mlfab__worker_return;
-  parts->barrier->counting.counted = mlfab__worker_counted;
+  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
+                                               .idle = mlfab__worker_idle,
+                                               .mark = mlfab__worker_mark,
+                                               .apart = mlfab__worker_stand_apart,
+                                               .back = mlfab__worker_return,
+                                               .counted = mlfab__worker_counted};
 #endif
 #if MLFAB_WITH_COLL
+  parts->comm->barrier = parts->barrier;
   parts->comm->counting = parts->barrier->counting;
 #endif
 #if MLFAB_WITH_CHECKPOINT
