@@ -14435,19 +14435,15 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   worker->due = 1;
 }
 
-/* Takes back the credit of an announced part. */
-static inline void push_unannounce(mlfab__worker *worker, mlfab__outgoing *update,
-                                   uint32_t server) {
-  worker->streams[server].eager_used -= update->parts[server].eager;
-  if (update->mergeable) --worker->streams[server].small[update->durable];
-}
-
 MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint32_t server, int code, uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
   if (part->state < MLFAB__PART_QUEUED) return;
-  if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
+  if (part->state == MLFAB__PART_ANNOUNCED) {
+    stream->eager_used -= part->eager;
+    if (update->mergeable) --stream->small[update->durable];
+  }
   part->state = MLFAB__PART_DECIDED;
   if (code == 0) stream->taken += update->members;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
@@ -14502,6 +14498,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
                                       enum mlfab__part_state state, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
   mlfab__outgoing *update;
   for (uint32_t i = 0; i < worker->norder; i += update->seq != 0) {
     update = &worker->updates[worker->order[i]];
@@ -14515,7 +14512,9 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
     if (state == MLFAB__PART_DECIDED) {
       mlfab__push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
     } else if (state == MLFAB__PART_NONE && !part->code) {
-      if (part->state == MLFAB__PART_ANNOUNCED) push_unannounce(worker, update, server);
+      int announced = part->state == MLFAB__PART_ANNOUNCED;
+      if (announced) stream->eager_used -= part->eager;
+      if (announced && update->mergeable) --stream->small[update->durable];
       part->state = MLFAB__PART_NONE;
     }
     mlfab__push_settle(worker, update, now_ns);
@@ -14542,7 +14541,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     } else if (update->withdrawn && !push_rounds(worker)) {
       mlfab__push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
-      push_unannounce(worker, update, server);
+      if (update->mergeable) --stream->small[update->durable];
+      stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
       update->stalled |= update->lacks != NULL;
