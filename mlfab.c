@@ -19173,7 +19173,7 @@ MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__cloc
                                         const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
   if (clock->round_members == 0) clock->round_scale = in->scale;
-  clock->round_members = mlfab__max(clock->round_members, in->members);
+  if (clock->round_members < in->members) clock->round_members = in->members;
   clock->contributors = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     server->peers[w].contributed |= words[w / 32] >> w % 32 & 1;
@@ -47241,9 +47241,9 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
   sum.scale = clock.members > 0 ? clock.scale : shift->clock.scale;
-  sum.members = mlfab__max(clock.members, shift->clock.members);
+  sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
-  shift->clock_from = mlfab__min(shift->clock_from, from);
+  if (shift->clock_from > from) shift->clock_from = from;
   return 0;
 }
 

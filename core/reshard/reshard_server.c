@@ -304,9 +304,9 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
   sum.scale = clock.members > 0 ? clock.scale : shift->clock.scale;
-  sum.members = mlfab__max(clock.members, shift->clock.members);
+  sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
-  shift->clock_from = mlfab__min(shift->clock_from, from);
+  if (shift->clock_from > from) shift->clock_from = from;
   return 0;
 }
 

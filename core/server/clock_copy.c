@@ -48,7 +48,7 @@ MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__cloc
                                         const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
   if (clock->round_members == 0) clock->round_scale = in->scale;
-  clock->round_members = mlfab__max(clock->round_members, in->members);
+  if (clock->round_members < in->members) clock->round_members = in->members;
   clock->contributors = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     server->peers[w].contributed |= words[w / 32] >> w % 32 & 1;
