@@ -7835,7 +7835,7 @@ enum mlfab__bootstrap_phase {
   MLFAB__BOOTSTRAP_FAILED
 };
 
-/* Timers. At equal times they expire in this order. */
+/* Timers. At equal times they expire in this order: node_expire has their functions. */
 enum mlfab__timer {
   MLFAB__TIMER_JOIN,
   MLFAB__TIMER_LINK,   /* one per link */
@@ -8179,6 +8179,11 @@ MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum
 
 /* --- role.c: the roles --- */
 
+/* Loops over the roles that have this function: `role` takes each value in turn. */
+#define MLFAB__EACH_ROLE(role, node, function)                                                 \
+  for (const mlfab__role *role = (node)->roles; role < &(node)->roles[(node)->nroles]; role++) \
+    if (role->function)
+
 /* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only if memory for them is lacking.
  * Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
 MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
@@ -8204,10 +8209,7 @@ MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
-/* Tells all roles that this worker takes no further part. roles_serve: may other nodes need a role at any time? */
-MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
-MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
+/* May other nodes need a role at any time? */
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 
 /* --- outbox.c: the next frame to send --- */
@@ -8578,37 +8580,16 @@ MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t 
 }
 
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i];
-    if (!(role->requests & 1u << request->kind)) continue;
+  MLFAB__EACH_ROLE(role, node, requests & 1u << request->kind) {
     role->withdraw(role->self, request, code, node->now_ns);
     return;
   }
 }
 
-MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++)
-    if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);
-}
-
-MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++)
-    if (node->roles[i].finished && !node->roles[i].finished(node->roles[i].self)) return 0;
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
-  }
-}
-
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i];
-    if (role->serves && role->serves(role->self)) return 1;
-  }
-  return 0;
+  int serves = 0;
+  MLFAB__EACH_ROLE(role, node, serves) serves = serves || role->serves(role->self);
+  return serves;
 }
 
 /* ==== core/node/node.c - a node: events, actions, time, and leaving. See node.h and mlfab_node.h. */
@@ -8832,8 +8813,7 @@ static void node_part(mlfab_node *node);
 /* Does a role, or a link between workers, wait for an event? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
   int waits = node->self_lost || (node->between && node->between->waits(node));
-  for (uint32_t i = 0; i < node->nroles && !waits; i++)
-    waits = node->roles[i].waits && node->roles[i].waits(node->roles[i].self);
+  MLFAB__EACH_ROLE(role, node, waits) waits = waits || role->waits(role->self);
   return waits;
 }
 
@@ -9094,12 +9074,10 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
-  if (measure) node->stats.network_received += measure->own_in;
-  if (measure) node->stats.network_sent += measure->own_out;
-  for (uint32_t i = 0; measure && i < node->nroles; i++) {
-    if (node->roles[i].measured)
-      node->roles[i].measured(node->roles[i].self, measure, node->now_ns);
-  }
+  if (!measure) return;
+  node->stats.network_received += measure->own_in;
+  node->stats.network_sent += measure->own_out;
+  MLFAB__EACH_ROLE(role, node, measured) role->measured(role->self, measure, node->now_ns);
 }
 
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
@@ -9331,42 +9309,29 @@ static void node_scan_requests(mlfab_node *node) {
     mlfab__roles_withdraw(node, request, MLFAB_ERR_TIMEOUT);
 }
 
-static void node_scan(mlfab_node *node) {
+/* The epilogue arms this timer again. */
+static void node_scan(mlfab_node *node, uint32_t index) {
+  (void)index;
   if (node->between) node->between->scan(node);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].scan) node->roles[i].scan(node->roles[i].self, node->now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, scan) role->scan(role->self, node->now_ns);
   if (node->self_lost) mlfab__inner_greet_again(node);
 }
 
-static void node_scan_joining(mlfab_node *node) {
+static void node_scan_joining(mlfab_node *node, uint32_t index) {
   uint64_t until_ns = mlfab__add_sat(node->opened_ns + node->asleep_ns, node->config.timeout_ns);
   mlfab__bootstrap_tick(node);
   if (node->phase < MLFAB__BOOTSTRAP_READY)
-    mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0,
+    mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, index,
                        mlfab__min(mlfab__node_round(node, node->now_ns + 1), until_ns));
 }
 
 static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
+  static void (*const scans[])(mlfab_node *, uint32_t) = {
+      node_scan_joining, mlfab__alive_scan, mlfab__caller_scan, mlfab__server_link_scan, node_scan};
   enum mlfab__timer kind = (enum mlfab__timer)entry->order;
   uint32_t index = (uint32_t)entry->index - mlfab__node_timer(node, kind, 0);
   mlfab__heap_remove(&node->timers, entry->index);
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      node_scan_joining(node);
-      break;
-    case MLFAB__TIMER_LINK:
-      mlfab__alive_scan(node, index);
-      break;
-    case MLFAB__TIMER_WORKER:
-      mlfab__caller_scan(node, index);
-      break;
-    case MLFAB__TIMER_ROUTE:
-      mlfab__server_link_scan(node, index);
-      break;
-    default:
-      node_scan(node); /* armed again in the epilogue */
-  }
+  scans[kind](node, index);
 }
 
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
@@ -9377,9 +9342,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     node_epilogue(node);
     return;
   }
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].tick) node->roles[i].tick(node->roles[i].self, node->now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, tick) role->tick(role->self, node->now_ns);
   node_scan_requests(node);
   while ((entry = mlfab__heap_top(&node->timers)) && entry->time <= node->now_ns)
     node_expire(node, entry);
@@ -9394,9 +9357,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
   if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (!node->roles[i].deadline) continue;
-    deadline = mlfab__min(deadline, node->roles[i].deadline(node->roles[i].self));
+  MLFAB__EACH_ROLE(role, node, deadline) {
+    deadline = mlfab__min(deadline, role->deadline(role->self));
   }
   return deadline;
 }
@@ -9483,9 +9445,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
 static int node_awaited(const mlfab_node *node) {
   uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
   if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].quiet && !node->roles[i].quiet(node->roles[i].self)) return 1;
-  }
+  MLFAB__EACH_ROLE(role, node, quiet) if (!role->quiet(role->self)) return 1;
   return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
 }
 
@@ -9494,9 +9454,7 @@ static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
   node->parting = 0;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].part) node->roles[i].part(node->roles[i].self);
-  }
+  MLFAB__EACH_ROLE(role, node, part) role->part(role->self);
   if (node->leaving == MLFAB__PARTS_WORKER) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       mlfab__caller_gone(node, (uint32_t)node->config.rank, 1);
@@ -9516,7 +9474,7 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
-  mlfab__roles_leave(node);
+  MLFAB__EACH_ROLE(role, node, leave) role->leave(role->self);
   node_epilogue(node);
 }
 
@@ -9573,9 +9531,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   mlfab_stats stats = node->stats;
   stats.allocations = node->env.allocations;
   stats.memory_bytes = node->env.bytes;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].stats) node->roles[i].stats(node->roles[i].self, &stats);
-  }
+  MLFAB__EACH_ROLE(role, node, stats) role->stats(role->self, &stats);
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }
@@ -9695,20 +9651,13 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
 /* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
-  uint32_t routes = node->nroutes;
   uint32_t workers = node->is_server ? node->config.workers : 0;
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      return 0;
-    case MLFAB__TIMER_SCAN:
-      return 1;
-    case MLFAB__TIMER_ROUTE:
-      return 2 + index;
-    case MLFAB__TIMER_WORKER:
-      return 2 + routes + index;
-    default:
-      return 2 + routes + workers + index;
-  }
+  const uint32_t first[] = {[MLFAB__TIMER_JOIN] = 0,
+                            [MLFAB__TIMER_SCAN] = 1,
+                            [MLFAB__TIMER_ROUTE] = 2,
+                            [MLFAB__TIMER_WORKER] = 2 + node->nroutes,
+                            [MLFAB__TIMER_LINK] = 2 + node->nroutes + workers};
+  return first[kind] + index;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns) {
@@ -13166,9 +13115,7 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
     late_ns = MLFAB__NEVER;
   }
   alive_move(node, late_ns, now_ns);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].awake) node->roles[i].awake(node->roles[i].self, late_ns, now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, awake) role->awake(role->self, late_ns, now_ns);
 }
 
 /* The time of quiet after which every look asks about the link. Heartbeats come more often. */
@@ -41705,9 +41652,7 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   double in = capacity.in > 0.0 ? capacity.in : 0.0, out = capacity.out > 0.0 ? capacity.out : 0.0;
   node->stats.link_in = (uint64_t)in;
   node->stats.link_out = (uint64_t)out;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
-  }
+  MLFAB__EACH_ROLE(other, node, capacity) other->capacity(other->self, in, out);
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);
@@ -58659,8 +58604,9 @@ static int calls_finish(const mlfab__call_in *e) {
   const mlfab__parts *parts = e->node->parts;
   int code =
       parts->finish(parts->finisher, e->call->timeout_ns, e->node->now_ns, e->request_p, e->error);
-  if (!code) mlfab__roles_finish(e->node);
-  return code;
+  if (code) return code;
+  MLFAB__EACH_ROLE(role, e->node, finish) role->finish(role->self);
+  return 0;
 }
 
 /* --- submitting --- */
@@ -61848,7 +61794,8 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, const mlfab_collective *options) {
 
 static int submit_test_finished(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__roles_finished(ctx->node);
+  MLFAB__EACH_ROLE(role, ctx->node, finished) if (!role->finished(role->self)) return 0;
+  return 1;
 }
 
 /* Waits for this worker's updates, then for collectives that others began before they knew of its end. */

@@ -20,8 +20,9 @@ static int calls_finish(const mlfab__call_in *e) {
   const mlfab__parts *parts = e->node->parts;
   int code =
       parts->finish(parts->finisher, e->call->timeout_ns, e->node->now_ns, e->request_p, e->error);
-  if (!code) mlfab__roles_finish(e->node);
-  return code;
+  if (code) return code;
+  MLFAB__EACH_ROLE(role, e->node, finish) role->finish(role->self);
+  return 0;
 }
 
 /* --- submitting --- */

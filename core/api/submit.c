@@ -38,7 +38,8 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, const mlfab_collective *options) {
 
 static int submit_test_finished(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__roles_finished(ctx->node);
+  MLFAB__EACH_ROLE(role, ctx->node, finished) if (!role->finished(role->self)) return 0;
+  return 1;
 }
 
 /* Waits for this worker's updates, then for collectives that others began before they knew of its end. */

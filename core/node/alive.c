@@ -118,9 +118,7 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
     late_ns = MLFAB__NEVER;
   }
   alive_move(node, late_ns, now_ns);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].awake) node->roles[i].awake(node->roles[i].self, late_ns, now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, awake) role->awake(role->self, late_ns, now_ns);
 }
 
 /* The time of quiet after which every look asks about the link. Heartbeats come more often. */

@@ -116,20 +116,13 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
 /* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
-  uint32_t routes = node->nroutes;
   uint32_t workers = node->is_server ? node->config.workers : 0;
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      return 0;
-    case MLFAB__TIMER_SCAN:
-      return 1;
-    case MLFAB__TIMER_ROUTE:
-      return 2 + index;
-    case MLFAB__TIMER_WORKER:
-      return 2 + routes + index;
-    default:
-      return 2 + routes + workers + index;
-  }
+  const uint32_t first[] = {[MLFAB__TIMER_JOIN] = 0,
+                            [MLFAB__TIMER_SCAN] = 1,
+                            [MLFAB__TIMER_ROUTE] = 2,
+                            [MLFAB__TIMER_WORKER] = 2 + node->nroutes,
+                            [MLFAB__TIMER_LINK] = 2 + node->nroutes + workers};
+  return first[kind] + index;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns) {

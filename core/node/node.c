@@ -222,8 +222,7 @@ static void node_part(mlfab_node *node);
 /* Does a role, or a link between workers, wait for an event? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
   int waits = node->self_lost || (node->between && node->between->waits(node));
-  for (uint32_t i = 0; i < node->nroles && !waits; i++)
-    waits = node->roles[i].waits && node->roles[i].waits(node->roles[i].self);
+  MLFAB__EACH_ROLE(role, node, waits) waits = waits || role->waits(role->self);
   return waits;
 }
 
@@ -484,12 +483,10 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
-  if (measure) node->stats.network_received += measure->own_in;
-  if (measure) node->stats.network_sent += measure->own_out;
-  for (uint32_t i = 0; measure && i < node->nroles; i++) {
-    if (node->roles[i].measured)
-      node->roles[i].measured(node->roles[i].self, measure, node->now_ns);
-  }
+  if (!measure) return;
+  node->stats.network_received += measure->own_in;
+  node->stats.network_sent += measure->own_out;
+  MLFAB__EACH_ROLE(role, node, measured) role->measured(role->self, measure, node->now_ns);
 }
 
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
@@ -721,42 +718,29 @@ static void node_scan_requests(mlfab_node *node) {
     mlfab__roles_withdraw(node, request, MLFAB_ERR_TIMEOUT);
 }
 
-static void node_scan(mlfab_node *node) {
+/* The epilogue arms this timer again. */
+static void node_scan(mlfab_node *node, uint32_t index) {
+  (void)index;
   if (node->between) node->between->scan(node);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].scan) node->roles[i].scan(node->roles[i].self, node->now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, scan) role->scan(role->self, node->now_ns);
   if (node->self_lost) mlfab__inner_greet_again(node);
 }
 
-static void node_scan_joining(mlfab_node *node) {
+static void node_scan_joining(mlfab_node *node, uint32_t index) {
   uint64_t until_ns = mlfab__add_sat(node->opened_ns + node->asleep_ns, node->config.timeout_ns);
   mlfab__bootstrap_tick(node);
   if (node->phase < MLFAB__BOOTSTRAP_READY)
-    mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0,
+    mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, index,
                        mlfab__min(mlfab__node_round(node, node->now_ns + 1), until_ns));
 }
 
 static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
+  static void (*const scans[])(mlfab_node *, uint32_t) = {
+      node_scan_joining, mlfab__alive_scan, mlfab__caller_scan, mlfab__server_link_scan, node_scan};
   enum mlfab__timer kind = (enum mlfab__timer)entry->order;
   uint32_t index = (uint32_t)entry->index - mlfab__node_timer(node, kind, 0);
   mlfab__heap_remove(&node->timers, entry->index);
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      node_scan_joining(node);
-      break;
-    case MLFAB__TIMER_LINK:
-      mlfab__alive_scan(node, index);
-      break;
-    case MLFAB__TIMER_WORKER:
-      mlfab__caller_scan(node, index);
-      break;
-    case MLFAB__TIMER_ROUTE:
-      mlfab__server_link_scan(node, index);
-      break;
-    default:
-      node_scan(node); /* armed again in the epilogue */
-  }
+  scans[kind](node, index);
 }
 
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
@@ -767,9 +751,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     node_epilogue(node);
     return;
   }
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].tick) node->roles[i].tick(node->roles[i].self, node->now_ns);
-  }
+  MLFAB__EACH_ROLE(role, node, tick) role->tick(role->self, node->now_ns);
   node_scan_requests(node);
   while ((entry = mlfab__heap_top(&node->timers)) && entry->time <= node->now_ns)
     node_expire(node, entry);
@@ -784,9 +766,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
   if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (!node->roles[i].deadline) continue;
-    deadline = mlfab__min(deadline, node->roles[i].deadline(node->roles[i].self));
+  MLFAB__EACH_ROLE(role, node, deadline) {
+    deadline = mlfab__min(deadline, role->deadline(role->self));
   }
   return deadline;
 }
@@ -873,9 +854,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
 static int node_awaited(const mlfab_node *node) {
   uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
   if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].quiet && !node->roles[i].quiet(node->roles[i].self)) return 1;
-  }
+  MLFAB__EACH_ROLE(role, node, quiet) if (!role->quiet(role->self)) return 1;
   return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
 }
 
@@ -884,9 +863,7 @@ static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
   node->parting = 0;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].part) node->roles[i].part(node->roles[i].self);
-  }
+  MLFAB__EACH_ROLE(role, node, part) role->part(role->self);
   if (node->leaving == MLFAB__PARTS_WORKER) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       mlfab__caller_gone(node, (uint32_t)node->config.rank, 1);
@@ -906,7 +883,7 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
-  mlfab__roles_leave(node);
+  MLFAB__EACH_ROLE(role, node, leave) role->leave(role->self);
   node_epilogue(node);
 }
 
@@ -963,9 +940,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   mlfab_stats stats = node->stats;
   stats.allocations = node->env.allocations;
   stats.memory_bytes = node->env.bytes;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].stats) node->roles[i].stats(node->roles[i].self, &stats);
-  }
+  MLFAB__EACH_ROLE(role, node, stats) role->stats(role->self, &stats);
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }

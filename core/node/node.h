@@ -310,7 +310,7 @@ enum mlfab__bootstrap_phase {
   MLFAB__BOOTSTRAP_FAILED
 };
 
-/* Timers. At equal times they expire in this order. */
+/* Timers. At equal times they expire in this order: node_expire has their functions. */
 enum mlfab__timer {
   MLFAB__TIMER_JOIN,
   MLFAB__TIMER_LINK,   /* one per link */
@@ -654,6 +654,11 @@ MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum
 
 /* --- role.c: the roles --- */
 
+/* Loops over the roles that have this function: `role` takes each value in turn. */
+#define MLFAB__EACH_ROLE(role, node, function)                                                 \
+  for (const mlfab__role *role = (node)->roles; role < &(node)->roles[(node)->nroles]; role++) \
+    if (role->function)
+
 /* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only if memory for them is lacking.
  * Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
 MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
@@ -679,10 +684,7 @@ MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
-/* Tells all roles that this worker takes no further part. roles_serve: may other nodes need a role at any time? */
-MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
-MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
+/* May other nodes need a role at any time? */
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 
 /* --- outbox.c: the next frame to send --- */

@@ -213,35 +213,14 @@ MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t 
 }
 
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i];
-    if (!(role->requests & 1u << request->kind)) continue;
+  MLFAB__EACH_ROLE(role, node, requests & 1u << request->kind) {
     role->withdraw(role->self, request, code, node->now_ns);
     return;
   }
 }
 
-MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++)
-    if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);
-}
-
-MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++)
-    if (node->roles[i].finished && !node->roles[i].finished(node->roles[i].self)) return 0;
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
-  }
-}
-
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i];
-    if (role->serves && role->serves(role->self)) return 1;
-  }
-  return 0;
+  int serves = 0;
+  MLFAB__EACH_ROLE(role, node, serves) serves = serves || role->serves(role->self);
+  return serves;
 }

@@ -236,9 +236,7 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   double in = capacity.in > 0.0 ? capacity.in : 0.0, out = capacity.out > 0.0 ? capacity.out : 0.0;
   node->stats.link_in = (uint64_t)in;
   node->stats.link_out = (uint64_t)out;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
-  }
+  MLFAB__EACH_ROLE(other, node, capacity) other->capacity(other->self, in, out);
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);
