@@ -27,7 +27,7 @@ GROUPS = [
     {"wire": "wire codec peer_wire kept_wire crc"},
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "options sync layout balance optimizer memory store hold image windows"},
-    {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
+    {"node": "port role node tap link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources pull push feed worker",
      "server": "lazy blocks clock queue apply round clock_copy serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream barrier barrier_kept comm_base engine plain_check plain comm_object "
@@ -85,7 +85,8 @@ NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["
              "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "REPLICA", "RESHARD"],
              "core/api/disk": ["CHECKPOINT", "TELEMETRY"], "core/api/extent": ["COLL", "DEVICE", "SPARSE"],
              "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"],
-             "core/node/mirrored": ["REPLICA", "COLL", "SCHED"], "core/model/hold": ["CHECKPOINT", "REPLICA"],
+             "core/node/tap": ["SCHED", "TELEMETRY"], "core/node/mirrored": ["REPLICA", "COLL", "SCHED"],
+             "core/model/hold": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"],
              "core/node/peer_link": ["SCHED", "COLL"], "core/wire/peer_wire": ["SCHED", "COLL"]}

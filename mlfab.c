@@ -7885,35 +7885,6 @@ typedef struct mlfab__guard {
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
-/* A frame on a link that a transport sees, for an observer. `meta` is valid during the call. */
-typedef struct mlfab__tap_frame {
-  uint64_t now_ns;
-  uint8_t out;  /* 1: a transport has taken it; 0: it arrived */
-  uint8_t type; /* MLFAB__PUSH ... */
-  uint8_t kind; /* of the link */
-  uint32_t peer;
-  uint32_t incarnation; /* of the sender */
-  uint32_t meta_bytes, bulk_bytes;
-  const uint8_t *meta;
-} mlfab__tap_frame;
-
-/* A transfer that the scheduler has planned. */
-typedef struct mlfab__tap_plan {
-  uint64_t id;               /* number of the update, or of the pull */
-  uint64_t serial;           /* of the plan */
-  uint64_t start_ns, end_ns; /* first byte sent, last byte received, as planned */
-  uint64_t bytes, delay;
-  uint32_t worker, aggregator; /* aggregator: or MLFAB__NO_NODE */
-  uint8_t is_pull, dropped;
-} mlfab__tap_plan;
-
-/* An observer of a node: it changes nothing. */
-typedef struct mlfab__tap {
-  void *self;
-  void (*frame)(void *self, const mlfab__tap_frame *frame);
-  void (*plan)(void *self, const mlfab__tap_plan *plan);
-} mlfab__tap;
-
 /* A node's file operations: files.c. */
 typedef struct mlfab__files_table {
   /* op: the operation of an action. The others: an operation has ended; the driver did not begin one. */
@@ -8000,9 +7971,12 @@ struct mlfab_node {
   struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;          /* hash of its name without restarts, plus the restarts: see Restarts */
-  uint32_t restarts;     /* number of restarts of the job by its launcher */
-  const mlfab__tap *tap; /* NULL: nobody observes this node */
+  uint64_t job;      /* hash of its name without restarts, plus the restarts: see Restarts */
+  uint32_t restarts; /* number of restarts of the job by its launcher */
+  const struct mlfab__tap *tap; /* observer of this node (tap.h), or NULL */
+  /* Shows it a frame. sender: the incarnation of the sender. */
+  void (*show)(const mlfab_node *node, const mlfab__link *link, int out, uint32_t sender,
+               const mlfab__frame_in *frame);
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
@@ -8898,15 +8872,6 @@ MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index,
   mlfab__node_refuse_as(node, index, cause, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
-/* Shows the observer a frame. */
-static void node_show(const mlfab_node *node, const mlfab__link *link, int out, uint8_t type,
-                      uint32_t incarnation, const uint8_t *meta, uint32_t meta_bytes,
-                      uint32_t bulk_bytes) {
-  const mlfab__tap_frame frame = {node->now_ns, (uint8_t)out, type,       link->kind, link->peer,
-                                  incarnation,  meta_bytes,   bulk_bytes, meta};
-  node->tap->frame(node->tap->self, &frame);
-}
-
 /* Checks a frame from outside, then dispatches it. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
@@ -8953,9 +8918,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
                            (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
-  if (MLFAB__UNLIKELY(node->tap != NULL))
-    node_show(node, link, 0, frame.type, header.incarnation, frame.meta, frame.meta_bytes,
-              bulk_bytes);
+  if (MLFAB__UNLIKELY(node->tap != NULL)) node->show(node, link, 0, header.incarnation, &frame);
   mlfab__node_dispatch(node, index, &frame);
 }
 
@@ -9281,9 +9244,9 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
         mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
                    ((uint64_t)action->bulk_bytes << 8));
     link->sent_ns = node->now_ns;
-    if (MLFAB__UNLIKELY(node->tap != NULL))
-      node_show(node, link, 1, node->frame.type, node->incarnation, node->frame.meta,
-                node->frame.meta_bytes, node->frame.bulk_bytes);
+    const mlfab__frame_in shown = {node->frame.type, node->frame.meta_bytes, action->bulk_bytes,
+                                   node->frame.meta, NULL};
+    if (MLFAB__UNLIKELY(node->tap != NULL)) node->show(node, link, 1, node->incarnation, &shown);
     if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);
@@ -9535,6 +9498,39 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }
+
+#if MLFAB_WITH_SCHED || MLFAB_WITH_TELEMETRY
+/* ==== core/node/tap.h - an observer of a node, for traces: it changes nothing. */
+
+/* A frame on a link that a transport sees. `meta` is valid during the call. */
+typedef struct mlfab__tap_frame {
+  uint64_t now_ns;
+  uint8_t out;  /* 1: a transport has taken it; 0: it arrived */
+  uint8_t type; /* MLFAB__PUSH ... */
+  uint8_t kind; /* of the link */
+  uint32_t peer;
+  uint32_t incarnation; /* of the sender */
+  uint32_t meta_bytes, bulk_bytes;
+  const uint8_t *meta;
+} mlfab__tap_frame;
+
+/* A transfer that the scheduler has planned. */
+typedef struct mlfab__tap_plan {
+  uint64_t id;               /* number of the update, or of the pull */
+  uint64_t serial;           /* of the plan */
+  uint64_t start_ns, end_ns; /* first byte sent, last byte received, as planned */
+  uint64_t bytes, delay;
+  uint32_t worker, aggregator; /* aggregator: or MLFAB__NO_NODE */
+  uint8_t is_pull, dropped;
+} mlfab__tap_plan;
+
+typedef struct mlfab__tap {
+  void *self;
+  void (*frame)(void *self, const mlfab__tap_frame *frame);
+  void (*plan)(void *self, const mlfab__tap_plan *plan);
+} mlfab__tap;
+
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_TELEMETRY */
 
 /* ==== core/node/link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See node.h. */
 
@@ -57153,6 +57149,15 @@ static void trace_frame(void *self, const mlfab__tap_frame *f) {
   trace_put(t, &arrow);
 }
 
+/* The node shows a frame. */
+static void trace_show(const mlfab_node *node, const mlfab__link *link, int out, uint32_t sender,
+                       const mlfab__frame_in *f) {
+  const mlfab__tap_frame frame = {node->now_ns,  (uint8_t)out,  f->type,
+                                  link->kind,    link->peer,    sender,
+                                  f->meta_bytes, f->bulk_bytes, f->meta};
+  node->tap->frame(node->tap->self, &frame);
+}
+
 static void trace_plan(void *self, const mlfab__tap_plan *plan) {
   mlfab__trace *t = self;
   uint32_t slot = 0;
@@ -57201,6 +57206,7 @@ MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
   t->server = node->server_number;
   t->tap = (mlfab__tap){t, trace_frame, trace_plan};
   node->tap = &t->tap;
+  node->show = trace_show;
   return 0;
 }
 

@@ -307,15 +307,6 @@ MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index,
   mlfab__node_refuse_as(node, index, cause, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
-/* Shows the observer a frame. */
-static void node_show(const mlfab_node *node, const mlfab__link *link, int out, uint8_t type,
-                      uint32_t incarnation, const uint8_t *meta, uint32_t meta_bytes,
-                      uint32_t bulk_bytes) {
-  const mlfab__tap_frame frame = {node->now_ns, (uint8_t)out, type,       link->kind, link->peer,
-                                  incarnation,  meta_bytes,   bulk_bytes, meta};
-  node->tap->frame(node->tap->self, &frame);
-}
-
 /* Checks a frame from outside, then dispatches it. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
@@ -362,9 +353,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
                            (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
-  if (MLFAB__UNLIKELY(node->tap != NULL))
-    node_show(node, link, 0, frame.type, header.incarnation, frame.meta, frame.meta_bytes,
-              bulk_bytes);
+  if (MLFAB__UNLIKELY(node->tap != NULL)) node->show(node, link, 0, header.incarnation, &frame);
   mlfab__node_dispatch(node, index, &frame);
 }
 
@@ -690,9 +679,9 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
         mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
                    ((uint64_t)action->bulk_bytes << 8));
     link->sent_ns = node->now_ns;
-    if (MLFAB__UNLIKELY(node->tap != NULL))
-      node_show(node, link, 1, node->frame.type, node->incarnation, node->frame.meta,
-                node->frame.meta_bytes, node->frame.bulk_bytes);
+    const mlfab__frame_in shown = {node->frame.type, node->frame.meta_bytes, action->bulk_bytes,
+                                   node->frame.meta, NULL};
+    if (MLFAB__UNLIKELY(node->tap != NULL)) node->show(node, link, 1, node->incarnation, &shown);
     if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);

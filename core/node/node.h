@@ -360,35 +360,6 @@ typedef struct mlfab__guard {
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
-/* A frame on a link that a transport sees, for an observer. `meta` is valid during the call. */
-typedef struct mlfab__tap_frame {
-  uint64_t now_ns;
-  uint8_t out;  /* 1: a transport has taken it; 0: it arrived */
-  uint8_t type; /* MLFAB__PUSH ... */
-  uint8_t kind; /* of the link */
-  uint32_t peer;
-  uint32_t incarnation; /* of the sender */
-  uint32_t meta_bytes, bulk_bytes;
-  const uint8_t *meta;
-} mlfab__tap_frame;
-
-/* A transfer that the scheduler has planned. */
-typedef struct mlfab__tap_plan {
-  uint64_t id;               /* number of the update, or of the pull */
-  uint64_t serial;           /* of the plan */
-  uint64_t start_ns, end_ns; /* first byte sent, last byte received, as planned */
-  uint64_t bytes, delay;
-  uint32_t worker, aggregator; /* aggregator: or MLFAB__NO_NODE */
-  uint8_t is_pull, dropped;
-} mlfab__tap_plan;
-
-/* An observer of a node: it changes nothing. */
-typedef struct mlfab__tap {
-  void *self;
-  void (*frame)(void *self, const mlfab__tap_frame *frame);
-  void (*plan)(void *self, const mlfab__tap_plan *plan);
-} mlfab__tap;
-
 /* A node's file operations: files.c. */
 typedef struct mlfab__files_table {
   /* op: the operation of an action. The others: an operation has ended; the driver did not begin one. */
@@ -475,9 +446,12 @@ struct mlfab_node {
   struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;          /* hash of its name without restarts, plus the restarts: see Restarts */
-  uint32_t restarts;     /* number of restarts of the job by its launcher */
-  const mlfab__tap *tap; /* NULL: nobody observes this node */
+  uint64_t job;      /* hash of its name without restarts, plus the restarts: see Restarts */
+  uint32_t restarts; /* number of restarts of the job by its launcher */
+  const struct mlfab__tap *tap; /* observer of this node (tap.h), or NULL */
+  /* Shows it a frame. sender: the incarnation of the sender. */
+  void (*show)(const mlfab_node *node, const mlfab__link *link, int out, uint32_t sender,
+               const mlfab__frame_in *frame);
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;

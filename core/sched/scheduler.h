@@ -45,7 +45,7 @@
 
 #include "../base/env.h"
 #include "plan.h"
-#include "../node/node.h"
+#include "../node/tap.h"
 #include "../base/rng.h"
 #include "../wire/peer_wire.h"
 #include "sched_wire.h"

@@ -170,6 +170,15 @@ static void trace_frame(void *self, const mlfab__tap_frame *f) {
   trace_put(t, &arrow);
 }
 
+/* The node shows a frame. */
+static void trace_show(const mlfab_node *node, const mlfab__link *link, int out, uint32_t sender,
+                       const mlfab__frame_in *f) {
+  const mlfab__tap_frame frame = {node->now_ns,  (uint8_t)out,  f->type,
+                                  link->kind,    link->peer,    sender,
+                                  f->meta_bytes, f->bulk_bytes, f->meta};
+  node->tap->frame(node->tap->self, &frame);
+}
+
 static void trace_plan(void *self, const mlfab__tap_plan *plan) {
   mlfab__trace *t = self;
   uint32_t slot = 0;
@@ -218,6 +227,7 @@ MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
   t->server = node->server_number;
   t->tap = (mlfab__tap){t, trace_frame, trace_plan};
   node->tap = &t->tap;
+  node->show = trace_show;
   return 0;
 }
 

@@ -22,7 +22,7 @@
 #define MLFAB__TRACE_H
 
 #include "../base/map.h"
-#include "../node/node.h"
+#include "../node/tap.h"
 
 enum { MLFAB__TRACE_RECORDS = 32768, MLFAB__TRACE_GAP_NS = 1000000, MLFAB__TRACE_SLOTS = 4 };
 
