@@ -7676,7 +7676,7 @@ typedef struct mlfab__role {
 #define MLFAB__NO_LINK 0xffffffffu
 
 enum {
-  MLFAB__ROLES_MAX = 15, /* per node: four bits of a token hold the number of the role */
+  MLFAB__ROLES_MAX = 16, /* per node: four bits of a token hold the number of the role */
   MLFAB__OUTLETS = 32,   /* ports of all its roles */
   MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
@@ -7788,14 +7788,10 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Links between workers: peer_link.c fills the table. */
+/* Links between workers: peer_link.c fills the table, and is a role. */
 typedef struct mlfab__between {
-  void (*free)(mlfab_node *node);
-  void (*scan)(mlfab_node *node);
-  int (*waits)(const mlfab_node *node); /* for the timer SCAN */
-  /* meet: MEET came on a new link. told: WHERE came to server 0, or THERE from it. Errors: FRAME. */
+  /* MEET came on a new link. */
   void (*meet)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
-  int (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
   /* Our call to this worker's node: its address; it succeeded (0: it is no longer wanted); it failed. */
   const char *(*address)(const mlfab_node *node, uint64_t rank);
   int (*up)(mlfab_node *node, uint64_t rank, uint32_t link);
@@ -8039,7 +8035,8 @@ struct mlfab_node {
   mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
   uint32_t *reshard_links;   /* by server: its link to our server role */
   uint32_t *voter_links;     /* by voter: its link to ours; voters only */
-  mlfab__between *between;   /* NULL: no role uses links between workers */
+  const mlfab__between *between; /* NULL: no role uses links between workers */
+  void *between_self;
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -8754,7 +8751,6 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
-  if (node->between) node->between->free(node);
   uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
@@ -8784,9 +8780,9 @@ static void node_settle(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
-/* Does a role, or a link between workers, wait for an event? Then the timer SCAN runs four times a beat. */
+/* Does a role wait for an event? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
-  int waits = node->self_lost || (node->between && node->between->waits(node));
+  int waits = node->self_lost;
   MLFAB__EACH_ROLE(role, node, waits) waits = waits || role->waits(role->self);
   return waits;
 }
@@ -9275,7 +9271,6 @@ static void node_scan_requests(mlfab_node *node) {
 /* The epilogue arms this timer again. */
 static void node_scan(mlfab_node *node, uint32_t index) {
   (void)index;
-  if (node->between) node->between->scan(node);
   MLFAB__EACH_ROLE(role, node, scan) role->scan(role->self, node->now_ns);
   if (node->self_lost) mlfab__inner_greet_again(node);
 }
@@ -9780,7 +9775,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
       return node->callers[peer].link;
     case MLFAB__LINK_PEER:
     case MLFAB__LINK_PEER_IN:
-      return node->between->link_to(node, kind, peer);
+      return node->between ? node->between->link_to(node, kind, peer) : MLFAB__NO_LINK;
     case MLFAB__LINK_VOTER:
       return node->routes[mlfab__node_route_of(node, kind, peer)].link;
     case MLFAB__LINK_VOTER_IN:
@@ -10315,14 +10310,14 @@ typedef struct peer_link {
 } peer_link;
 
 typedef struct peer_links {
-  mlfab__between table;             /* the node knows only this part of the object */
+  mlfab_node *node;
   peer_link **out;                  /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in `out` */
   uint32_t *in;                     /* by rank; aggregator role only */
   int hops_short;                   /* 1: memory was lacking for a link that a role wanted */
 } peer_links;
 
-static peer_links *peers_of(const mlfab_node *node) { return (peer_links *)(void *)node->between; }
+static peer_links *peers_of(const mlfab_node *node) { return node->between_self; }
 
 static peer_link *hop_of(mlfab_node *node, uint32_t rank) {
   peer_links *peers = peers_of(node);
@@ -10372,7 +10367,7 @@ static void hop_want(mlfab_node *node, uint32_t rank) {
                    mlfab__encode_where(meta, &where));
 }
 
-static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+static int hop_where(mlfab_node *node, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__where where;
   if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
       where.node >= node->config.workers)
@@ -10388,8 +10383,9 @@ static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *fra
   } else if (peer->joined && peer->addresses) {
     memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
   }
-  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
-  return 0;
+  mlfab__node_post(node, mlfab__node_link_to(node, at.kind, at.peer), MLFAB__THERE, meta,
+                   mlfab__encode_member(meta, &there));
+  return 1;
 }
 
 /* Is the link to server 0 that carried WHERE gone? */
@@ -10416,12 +10412,15 @@ static void hop_there(mlfab_node *node, const mlfab__member *there) {
 }
 
 /* Takes WHERE at server 0, or THERE from server 0. */
-static int hop_told(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+static int hop_told(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab_node *node = ((peer_links *)self)->node;
   mlfab__member there;
-  if (frame->type == MLFAB__WHERE) return hop_where(node, index, frame);
+  if (at.kind == MLFAB__LINK_WORKER)
+    return frame->type == MLFAB__WHERE && node->is_coordinator ? hop_where(node, at, frame)
+                                                               : MLFAB_ERR_FRAME;
   if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
   hop_there(node, &there);
-  return 0;
+  return 1;
 }
 
 static int hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
@@ -10502,8 +10501,9 @@ static void hop_down(mlfab_node *node, const mlfab__link *was, uint32_t link, co
   }
 }
 
-static void hop_scan(mlfab_node *node) {
-  peer_links *peers = peers_of(node);
+static void hop_scan(void *self, uint64_t now_ns) {
+  peer_links *peers = self;
+  mlfab_node *node = peers->node;
   uint64_t beat = node->config.heartbeat_ns;
   int all = peers->hops_short;
   peers->hops_short = 0;
@@ -10512,14 +10512,15 @@ static void hop_scan(mlfab_node *node) {
     peer_link *hop = peers->out[w];
     if (hop && hop->link != MLFAB__NO_LINK) continue;
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
-    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+    if (hop && (hop->asked || hop->connecting) && now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : "")) hop_want(node, w);
   }
 }
 
-static int hop_waits(const mlfab_node *node) {
-  return peers_of(node)->nhops > 0 || peers_of(node)->hops_short;
+static int hop_waits(const void *self) {
+  const peer_links *peers = self;
+  return peers->nhops > 0 || peers->hops_short;
 }
 
 static const char *hop_address(const mlfab_node *node, uint64_t rank) {
@@ -10532,22 +10533,28 @@ static uint32_t hop_link(const mlfab_node *node, int kind, uint32_t peer) {
   return hop ? hop->link : MLFAB__NO_LINK;
 }
 
-static void hop_free(mlfab_node *node) {
-  peer_links *peers = peers_of(node);
+static void hop_free(void *self) {
+  peer_links *peers = self;
+  mlfab_node *node = peers->node;
   uint32_t workers = node->config.workers;
   for (uint32_t w = 0; peers->out && w < workers; w++)
     mlfab__free(&node->env, peers->out[w], sizeof **peers->out);
   mlfab__free(&node->env, peers->out, workers * sizeof *peers->out);
   mlfab__free(&node->env, peers->hops, peers->hops_room * sizeof *peers->hops);
   mlfab__free(&node->env, peers->in, workers * sizeof *peers->in);
-  mlfab__free(&node->env, peers, sizeof *peers);
+  node->between = NULL; /* roles that are freed later ask for links */
 }
 
-static const mlfab__between hop_table = {.free = hop_free,
-                                         .scan = hop_scan,
-                                         .waits = hop_waits,
-                                         .meet = hop_meet,
-                                         .frame = hop_told,
+static const mlfab__role hop_row = {.name = "links between workers",
+                                    .links = MLFAB__ON(SERVER) | MLFAB__ON(WORKER),
+                                    .from = MLFAB__WHERE,
+                                    .to = MLFAB__THERE,
+                                    .frame = hop_told,
+                                    .scan = hop_scan,
+                                    .waits = hop_waits,
+                                    .free = hop_free};
+
+static const mlfab__between hop_table = {.meet = hop_meet,
                                          .address = hop_address,
                                          .up = hop_up,
                                          .failed = hop_failed,
@@ -10555,10 +10562,12 @@ static const mlfab__between hop_table = {.free = hop_free,
 
 MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
   uint32_t workers = node->config.workers;
-  peer_links *peers = mlfab__alloc(&node->env, sizeof *peers);
-  if (!peers) return MLFAB_ERR_MEMORY;
-  peers->table = hop_table;
-  node->between = &peers->table;
+  const mlfab__role *role = mlfab__roles_add(node, &hop_row, sizeof(peer_links));
+  if (!role) return MLFAB_ERR_MEMORY;
+  peer_links *peers = role->self;
+  peers->node = node;
+  node->between = &hop_table;
+  node->between_self = peers;
   node->rules[MLFAB__LINK_PEER] = (mlfab__link_rule){hop_frame, hop_down, hop_want};
   node->rules[MLFAB__LINK_PEER_IN] = (mlfab__link_rule){hop_frame, hop_down, NULL};
   if (!node->is_worker) return 0;
@@ -11285,9 +11294,6 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__PLACE:
       if (!node->copies || node->copies->place(node, frame)) break;
       return;
-    case MLFAB__THERE:
-      if (node->between && node->between->frame(node, index, frame)) break;
-      return;
     case MLFAB__WAITING:
       if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;
       mlfab__request_told(&node->requests, (int)waiting.kind, waiting.request,
@@ -11736,11 +11742,6 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
         if (node->growth) node->growth->member(node, &member);
       } else if (!node->copies || node->copies->member(node, index, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
-      break;
-    case MLFAB__WHERE:
-      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER || !node->between ||
-          node->between->frame(node, index, frame))
-        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
       break;
     default:
       mlfab__roles_frame(node, index, frame);

@@ -322,11 +322,6 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
       } else if (!node->copies || node->copies->member(node, index, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
-    case MLFAB__WHERE:
-      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER || !node->between ||
-          node->between->frame(node, index, frame))
-        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
-      break;
     default:
       mlfab__roles_frame(node, index, frame);
   }

@@ -249,7 +249,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
       return node->callers[peer].link;
     case MLFAB__LINK_PEER:
     case MLFAB__LINK_PEER_IN:
-      return node->between->link_to(node, kind, peer);
+      return node->between ? node->between->link_to(node, kind, peer) : MLFAB__NO_LINK;
     case MLFAB__LINK_VOTER:
       return node->routes[mlfab__node_route_of(node, kind, peer)].link;
     case MLFAB__LINK_VOTER_IN:

@@ -189,7 +189,6 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
-  if (node->between) node->between->free(node);
   uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
@@ -219,9 +218,9 @@ static void node_settle(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
-/* Does a role, or a link between workers, wait for an event? Then the timer SCAN runs four times a beat. */
+/* Does a role wait for an event? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
-  int waits = node->self_lost || (node->between && node->between->waits(node));
+  int waits = node->self_lost;
   MLFAB__EACH_ROLE(role, node, waits) waits = waits || role->waits(role->self);
   return waits;
 }
@@ -710,7 +709,6 @@ static void node_scan_requests(mlfab_node *node) {
 /* The epilogue arms this timer again. */
 static void node_scan(mlfab_node *node, uint32_t index) {
   (void)index;
-  if (node->between) node->between->scan(node);
   MLFAB__EACH_ROLE(role, node, scan) role->scan(role->self, node->now_ns);
   if (node->self_lost) mlfab__inner_greet_again(node);
 }

@@ -151,7 +151,7 @@
 #define MLFAB__NO_LINK 0xffffffffu
 
 enum {
-  MLFAB__ROLES_MAX = 15, /* per node: four bits of a token hold the number of the role */
+  MLFAB__ROLES_MAX = 16, /* per node: four bits of a token hold the number of the role */
   MLFAB__OUTLETS = 32,   /* ports of all its roles */
   MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
@@ -263,14 +263,10 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Links between workers: peer_link.c fills the table. */
+/* Links between workers: peer_link.c fills the table, and is a role. */
 typedef struct mlfab__between {
-  void (*free)(mlfab_node *node);
-  void (*scan)(mlfab_node *node);
-  int (*waits)(const mlfab_node *node); /* for the timer SCAN */
-  /* meet: MEET came on a new link. told: WHERE came to server 0, or THERE from it. Errors: FRAME. */
+  /* MEET came on a new link. */
   void (*meet)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
-  int (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
   /* Our call to this worker's node: its address; it succeeded (0: it is no longer wanted); it failed. */
   const char *(*address)(const mlfab_node *node, uint64_t rank);
   int (*up)(mlfab_node *node, uint64_t rank, uint32_t link);
@@ -514,7 +510,8 @@ struct mlfab_node {
   mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
   uint32_t *reshard_links;   /* by server: its link to our server role */
   uint32_t *voter_links;     /* by voter: its link to ours; voters only */
-  mlfab__between *between;   /* NULL: no role uses links between workers */
+  const mlfab__between *between; /* NULL: no role uses links between workers */
+  void *between_self;
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;

@@ -24,14 +24,14 @@ typedef struct peer_link {
 } peer_link;
 
 typedef struct peer_links {
-  mlfab__between table;             /* the node knows only this part of the object */
+  mlfab_node *node;
   peer_link **out;                  /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in `out` */
   uint32_t *in;                     /* by rank; aggregator role only */
   int hops_short;                   /* 1: memory was lacking for a link that a role wanted */
 } peer_links;
 
-static peer_links *peers_of(const mlfab_node *node) { return (peer_links *)(void *)node->between; }
+static peer_links *peers_of(const mlfab_node *node) { return node->between_self; }
 
 static peer_link *hop_of(mlfab_node *node, uint32_t rank) {
   peer_links *peers = peers_of(node);
@@ -81,7 +81,7 @@ static void hop_want(mlfab_node *node, uint32_t rank) {
                    mlfab__encode_where(meta, &where));
 }
 
-static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+static int hop_where(mlfab_node *node, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__where where;
   if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
       where.node >= node->config.workers)
@@ -97,8 +97,9 @@ static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *fra
   } else if (peer->joined && peer->addresses) {
     memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
   }
-  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
-  return 0;
+  mlfab__node_post(node, mlfab__node_link_to(node, at.kind, at.peer), MLFAB__THERE, meta,
+                   mlfab__encode_member(meta, &there));
+  return 1;
 }
 
 /* Is the link to server 0 that carried WHERE gone? */
@@ -125,12 +126,15 @@ static void hop_there(mlfab_node *node, const mlfab__member *there) {
 }
 
 /* Takes WHERE at server 0, or THERE from server 0. */
-static int hop_told(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+static int hop_told(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab_node *node = ((peer_links *)self)->node;
   mlfab__member there;
-  if (frame->type == MLFAB__WHERE) return hop_where(node, index, frame);
+  if (at.kind == MLFAB__LINK_WORKER)
+    return frame->type == MLFAB__WHERE && node->is_coordinator ? hop_where(node, at, frame)
+                                                               : MLFAB_ERR_FRAME;
   if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
   hop_there(node, &there);
-  return 0;
+  return 1;
 }
 
 static int hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
@@ -211,8 +215,9 @@ static void hop_down(mlfab_node *node, const mlfab__link *was, uint32_t link, co
   }
 }
 
-static void hop_scan(mlfab_node *node) {
-  peer_links *peers = peers_of(node);
+static void hop_scan(void *self, uint64_t now_ns) {
+  peer_links *peers = self;
+  mlfab_node *node = peers->node;
   uint64_t beat = node->config.heartbeat_ns;
   int all = peers->hops_short;
   peers->hops_short = 0;
@@ -221,14 +226,15 @@ static void hop_scan(mlfab_node *node) {
     peer_link *hop = peers->out[w];
     if (hop && hop->link != MLFAB__NO_LINK) continue;
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
-    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+    if (hop && (hop->asked || hop->connecting) && now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : "")) hop_want(node, w);
   }
 }
 
-static int hop_waits(const mlfab_node *node) {
-  return peers_of(node)->nhops > 0 || peers_of(node)->hops_short;
+static int hop_waits(const void *self) {
+  const peer_links *peers = self;
+  return peers->nhops > 0 || peers->hops_short;
 }
 
 static const char *hop_address(const mlfab_node *node, uint64_t rank) {
@@ -241,22 +247,28 @@ static uint32_t hop_link(const mlfab_node *node, int kind, uint32_t peer) {
   return hop ? hop->link : MLFAB__NO_LINK;
 }
 
-static void hop_free(mlfab_node *node) {
-  peer_links *peers = peers_of(node);
+static void hop_free(void *self) {
+  peer_links *peers = self;
+  mlfab_node *node = peers->node;
   uint32_t workers = node->config.workers;
   for (uint32_t w = 0; peers->out && w < workers; w++)
     mlfab__free(&node->env, peers->out[w], sizeof **peers->out);
   mlfab__free(&node->env, peers->out, workers * sizeof *peers->out);
   mlfab__free(&node->env, peers->hops, peers->hops_room * sizeof *peers->hops);
   mlfab__free(&node->env, peers->in, workers * sizeof *peers->in);
-  mlfab__free(&node->env, peers, sizeof *peers);
+  node->between = NULL; /* roles that are freed later ask for links */
 }
 
-static const mlfab__between hop_table = {.free = hop_free,
-                                         .scan = hop_scan,
-                                         .waits = hop_waits,
-                                         .meet = hop_meet,
-                                         .frame = hop_told,
+static const mlfab__role hop_row = {.name = "links between workers",
+                                    .links = MLFAB__ON(SERVER) | MLFAB__ON(WORKER),
+                                    .from = MLFAB__WHERE,
+                                    .to = MLFAB__THERE,
+                                    .frame = hop_told,
+                                    .scan = hop_scan,
+                                    .waits = hop_waits,
+                                    .free = hop_free};
+
+static const mlfab__between hop_table = {.meet = hop_meet,
                                          .address = hop_address,
                                          .up = hop_up,
                                          .failed = hop_failed,
@@ -264,10 +276,12 @@ static const mlfab__between hop_table = {.free = hop_free,
 
 MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
   uint32_t workers = node->config.workers;
-  peer_links *peers = mlfab__alloc(&node->env, sizeof *peers);
-  if (!peers) return MLFAB_ERR_MEMORY;
-  peers->table = hop_table;
-  node->between = &peers->table;
+  const mlfab__role *role = mlfab__roles_add(node, &hop_row, sizeof(peer_links));
+  if (!role) return MLFAB_ERR_MEMORY;
+  peer_links *peers = role->self;
+  peers->node = node;
+  node->between = &hop_table;
+  node->between_self = peers;
   node->rules[MLFAB__LINK_PEER] = (mlfab__link_rule){hop_frame, hop_down, hop_want};
   node->rules[MLFAB__LINK_PEER_IN] = (mlfab__link_rule){hop_frame, hop_down, NULL};
   if (!node->is_worker) return 0;

@@ -197,9 +197,6 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__PLACE:
       if (!node->copies || node->copies->place(node, frame)) break;
       return;
-    case MLFAB__THERE:
-      if (node->between && node->between->frame(node, index, frame)) break;
-      return;
     case MLFAB__WAITING:
       if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;
       mlfab__request_told(&node->requests, (int)waiting.kind, waiting.request,
