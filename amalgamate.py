@@ -27,7 +27,7 @@ GROUPS = [
     {"wire": "wire codec peer_wire kept_wire crc"},
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "options sync layout balance optimizer memory store hold image windows"},
-    {"node": "port role node tap link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
+    {"node": "port role node tap link files outbox claim peer_link inner mirrored growth server_link caller scheduler_link bootstrap copies peers alive"},
     {"worker": "sources pull push feed worker",
      "server": "lazy blocks clock queue apply round clock_copy serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream barrier barrier_kept comm_base engine plain_check plain comm_object "
@@ -60,7 +60,7 @@ SIMULATOR = "transports/sim"
 # the compiler checks that when a switch is off.
 SWITCHES = {
     "PUSH": ("pushes and pulls", "core/model core/worker core/server core/api/calls_push"),
-    "SCHED": ("scheduling", "core/sched core/api/calls_sched core/base/meter transports/tcp_measure"),
+    "SCHED": ("scheduling", "core/sched core/node/scheduler_link core/api/calls_sched core/base/meter transports/tcp_measure"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
     "GROWTH": ("growth", "core/node/growth core/open/join"),

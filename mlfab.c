@@ -7669,7 +7669,7 @@ typedef struct mlfab__role {
  * Files, lowest first: link.c (links, their queues and timers, actions); role.c (calls the roles); files.c (operations
  * on files); outbox.c (the next frame to send); claim.c (heartbeats, Numbers, dispatch); peer_link.c (links between
  * workers); growth.c (servers that come and go); server_link.c (routes to servers); inner.c (links inside the node);
- * caller.c (callers of our server role); bootstrap.c (joining); copies.c and peers.c (servers with replicas: copies.h);
+ * caller.c (callers of our server role); scheduler_link.c (links to the scheduler); bootstrap.c (joining); copies.c and peers.c (servers with replicas: copies.h);
  * alive.c (Liveness); node.c (events, time, leaving). Lower files call higher files through the rules of link kinds, a
  * table in node.c, and mlfab__copies_table. */
 
@@ -8003,6 +8003,9 @@ struct mlfab_node {
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   mlfab__link_rule rules[MLFAB__LINK_KINDS];
+  /* HELLO of the scheduler came on a new link: scheduler_link.c. NULL: there is no scheduler. */
+  int (*scheduler_hello)(mlfab_node *node, uint32_t link, const mlfab__hello *hello,
+                         const mlfab__frame_in *frame);
   struct mlfab__parts *parts; /* parts_bytes long, freed with the node; opaque here */
   size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
@@ -8142,11 +8145,11 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 /* Closes a link when the roles have returned. The second function also logs and counts a breach of the protocol. */
 MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
-/* Sends the reason, then closes. */
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                                        const char *text);
-MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
-                                           int code, int32_t rank, const char *text);
+/* Sends the reason, then closes. Returns `code`. */
+MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                                       const char *text);
+MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
+                                          int code, int32_t rank, const char *text);
 
 /* --- role.c: the roles --- */
 
@@ -8203,8 +8206,8 @@ MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, ui
                                             uint64_t sent_ns);
 /* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* May the sender of this frame, on a new link, have the number of the link `holder`? 1: the number is free, or held by
- * the same process (its old link still stands). 0: the sender waits, or was refused. */
+/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
+ * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame);
 /* Handles the first frames of claims again if the holder has lost its link. */
@@ -8258,12 +8261,19 @@ MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
 
 /* Allocates. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
-/* Takes HELLO on a new link. */
-MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
-                                         const mlfab__frame_in *frame);
-/* Answers HELLO of another server, or of another voter. */
-MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
-                                         const mlfab__hello *hello);
+/* Takes HELLO on a new link. Returns 0, AGAIN if a claim has to wait, or the code of a refusal. */
+MLFAB__INTERNAL int mlfab__caller_hello(mlfab_node *node, uint32_t link,
+                                        const mlfab__frame_in *frame);
+/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the number of the
+ * sender, or MLFAB__NO_NODE. */
+MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
+                                         uint32_t server);
+/* From now on the process on this link has the number of a caller. */
+MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t link, int kind,
+                                                   uint32_t number, const mlfab__hello *hello);
+/* Answers HELLO of another process than a worker. Returns the code of a refusal, or 0. */
+MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
+                                        const mlfab__hello *hello);
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
@@ -8681,11 +8691,9 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_JOIN_IN] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
     [MLFAB__LINK_JOIN_OUT] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
     [MLFAB__LINK_SERVER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
-    [MLFAB__LINK_PLANNER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
     [MLFAB__LINK_RESHARD] = {mlfab__server_link_frame, mlfab__server_link_down,
                              mlfab__server_link_across},
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
 };
 
@@ -9844,14 +9852,13 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
   mlfab__node_ready_link(node, index);
 }
 
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
-                                        const char *text) {
-  mlfab__node_refuse_as(node, index, MLFAB__CAUSE_OTHER, code, rank, text);
+MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
+                                       const char *text) {
+  return mlfab__node_refuse_as(node, index, MLFAB__CAUSE_OTHER, code, rank, text);
 }
 
-MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t index,
-                                           enum mlfab__cause cause, int code, int32_t rank,
-                                           const char *text) {
+MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t index, enum mlfab__cause cause,
+                                          int code, int32_t rank, const char *text) {
   mlfab__refuse refuse;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   memset(&refuse, 0, sizeof refuse);
@@ -9862,6 +9869,7 @@ MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t index,
   mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
   node->links[index].closing = 1;
   mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
+  return code;
 }
 
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link) {
@@ -10159,13 +10167,12 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
-  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 1;
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 0;
   mlfab__link *link = &node->links[index];
   uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
-  if (!claim) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
-    return 0;
-  }
+  if (!claim)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                              "out of memory for a claim");
   memcpy(claim, frame->meta, frame->meta_bytes);
   link->kind = MLFAB__LINK_CLAIM;
   link->claim = claim;
@@ -10174,7 +10181,7 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
   link->holder = holder;
   node->claims++;
   mlfab__claim_probe(node, holder);
-  return 0;
+  return MLFAB_ERR_AGAIN;
 }
 
 /* Refuses the claimants of a number: its holder lives, so they are other processes. */
@@ -11497,20 +11504,11 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
   mlfab__caller *caller = &node->callers[was->peer];
   if (caller->link != link) return;
   caller->link = MLFAB__NO_LINK;
-  if (was->kind == MLFAB__LINK_WORKER) {
-    if (was->ended != MLFAB__ENDED_SILENT) caller->lost_ns = caller->heard_ns = node->now_ns;
-    mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
-                       was->ended == MLFAB__ENDED_SILENT
-                           ? node->now_ns
-                           : mlfab__node_round(node, node->now_ns + 1));
-  } else if (node->leaving == MLFAB__PARTS_ALL) {
-    return;
-  }
+  int silent = was->ended == MLFAB__ENDED_SILENT;
+  if (!silent) caller->lost_ns = caller->heard_ns = node->now_ns;
+  mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
+                     silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   mlfab__roles_lost(node, was->kind, was->peer);
-  /* The servers grant by themselves until the scheduler is back. */
-  if (was->kind == MLFAB__LINK_SCHEDULER)
-    mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
-                     MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
@@ -11543,9 +11541,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
 
 /* --- HELLO --- */
 
-/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
- * number of the sender, or MLFAB__NO_NODE. */
-static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
+                                         uint32_t server) {
   if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->copies)) {
     mlfab__peer *peer = &node->peers[hello->node];
     if (node->copies) node->copies->issued(node, peer, hello);
@@ -11571,10 +11568,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   greeting->ack->nonce = node->nonce;
   if (kind != MLFAB__LINK_VOTER_IN) node->links[index].term = node->term;
   int code = mlfab__roles_hello(node, kind, peer, greeting);
-  if (code) {
-    mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
-    return code;
-  }
+  if (code) return mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
   greeting->ack->term = node->term;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
@@ -11592,17 +11586,18 @@ static void caller_take(mlfab_node *node, uint32_t index, int kind, uint32_t pee
   link->greeted = 1;
 }
 
-MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
-                                         const mlfab__hello *hello) {
+MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
+                                        const mlfab__hello *hello) {
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
   caller_take(node, index, kind, peer, hello->nonce);
-  if (!caller_answer(node, index, &greeting)) mlfab__roles_up(node, kind, peer, &greeting);
+  int code = caller_answer(node, index, &greeting);
+  if (!code) mlfab__roles_up(node, kind, peer, &greeting);
+  return code;
 }
 
-/* From now on the process on this link has the number. */
-static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
-                                   const mlfab__hello *hello) {
+MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t index, int kind,
+                                                   uint32_t number, const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
   if (caller->link != MLFAB__NO_LINK && caller->link != index) {
     node->stats.reconnects += kind == MLFAB__LINK_WORKER;
@@ -11616,102 +11611,59 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   return caller;
 }
 
-/* Takes HELLO of the scheduler on a new link to our server role. */
-static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                             const mlfab__frame_in *frame) {
-  uint32_t self = node->config.workers;
-  if (node->is_scheduler) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
-    return;
-  }
-  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
-  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that is no scheduler");
-    return;
-  }
-  if (hello->incarnation < node->callers[self].incarnation ||
-      !caller_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
-    return;
-  }
-  if (!mlfab__claim_ask(node, index, node->callers[self].link, hello->nonce, frame)) return;
-  caller_admit(node, index, MLFAB__LINK_SCHEDULER, self, hello)->incarnation = hello->incarnation;
-  mlfab__hello_ack ack;
-  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
-  if (caller_answer(node, index, &greeting)) return;
-  mlfab__roles_up(node, MLFAB__LINK_SCHEDULER, self, &greeting);
-  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
-                   "scheduler here: it plans from now on");
-}
-
 /* Takes HELLO of another server on a new link to our server role. */
-static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                          const mlfab__frame_in *frame) {
+static int caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                         const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), copy = hello->node - first;
   uint32_t servers = node->config.servers, server = copy % servers;
   if (hello->node < first || copy >= servers * (1 + node->config.replicas) ||
-      server == node->server_number) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a server that does not exist");
-    return;
-  }
-  if (!caller_issued(node, hello, copy)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
-                       "not the process that joined as this server");
-    return;
-  }
+      server == node->server_number)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO of a server that does not exist");
+  if (!mlfab__caller_issued(node, hello, copy))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                              "not the process that joined as this server");
   uint32_t old = node->reshard_links[server];
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
   int newer = node->copies ? node->copies->newer(node, index, route, hello->term) : 0;
-  if (newer < 0) return;
-  if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (newer < 0 || (!newer && mlfab__claim_ask(node, index, old, hello->nonce, frame)))
+    return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   node->reshard_links[server] = index;
-  mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
+  return mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
 /* Takes HELLO of any kind on a new link to our server role. */
-MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
-                                         const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__caller_hello(mlfab_node *node, uint32_t index,
+                                        const mlfab__frame_in *frame) {
   mlfab__hello hello;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello);
-  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return;
+  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return 0;
   parsed = parsed && node->is_server;
-  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
-      node->config.scheduler != MLFAB_SCHEDULER_NONE) {
-    caller_scheduler(node, index, &hello, frame);
-    return;
-  }
-  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
-    caller_server(node, index, &hello, frame);
-    return;
-  }
-  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO that does not fit this node");
-    return;
-  }
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->scheduler_hello)
+    return node->scheduler_hello(node, index, &hello, frame);
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) return caller_server(node, index, &hello, frame);
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO that does not fit this node");
   uint32_t worker = hello.node;
-  if (node->is_worker && worker == (uint32_t)node->config.rank) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
-                       "this worker is beside the server");
-    return;
-  }
+  if (node->is_worker && worker == (uint32_t)node->config.rank)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                              "this worker is beside the server");
   int fresh = hello.incarnation != node->callers[worker].incarnation;
   int fenced = hello.incarnation < node->callers[worker].incarnation ||
-               !caller_issued(node, &hello, MLFAB__NO_NODE);
-  if (fenced) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
-                       "a newer process has this rank");
-    return;
-  }
-  if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
-  mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
+               !mlfab__caller_issued(node, &hello, MLFAB__NO_NODE);
+  if (fenced)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
+                              "a newer process has this rank");
+  if (mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame))
+    return MLFAB_ERR_AGAIN;
+  mlfab__caller *caller = mlfab__caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, 0, NULL, NULL};
-  if (caller_answer(node, index, &greeting)) return;
+  int code = caller_answer(node, index, &greeting);
+  if (code) return code;
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
   caller->dead = caller->left = 0;
@@ -11719,6 +11671,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
+  return 0;
 }
 
 /* --- frames --- */
@@ -11747,6 +11700,61 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
       mlfab__roles_frame(node, index, frame);
   }
 }
+
+#if MLFAB_WITH_SCHED
+/* ==== core/node/scheduler_link.h - links of servers to the scheduler: see scheduler_link.c. */
+
+/* For a node of a fabric with a scheduler. */
+MLFAB__INTERNAL void mlfab__scheduler_link_attach(mlfab_node *node);
+
+/* ==== core/node/scheduler_link.c - a node: links between servers and the scheduler, PLANNER and SCHEDULER. See node.h. */
+
+/* HELLO of the scheduler on a new link to our server role. */
+static int scheduler_link_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                                const mlfab__frame_in *frame) {
+  uint32_t self = node->config.workers;
+  if (node->is_scheduler)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0,
+                              "the scheduler is beside server 0");
+  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
+  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0)))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO of a node that is no scheduler");
+  if (hello->incarnation < node->callers[self].incarnation ||
+      !mlfab__caller_issued(node, hello, own ? MLFAB__NO_NODE : 0))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK,
+                              "a newer scheduler is here");
+  if (mlfab__claim_ask(node, index, node->callers[self].link, hello->nonce, frame))
+    return MLFAB_ERR_AGAIN;
+  mlfab__caller_admit(node, index, MLFAB__LINK_SCHEDULER, self, hello)->incarnation =
+      hello->incarnation;
+  int code = mlfab__caller_greet(node, index, MLFAB__LINK_SCHEDULER, self, hello);
+  if (!code)
+    mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
+                     "scheduler here: it plans from now on");
+  return code;
+}
+
+/* The servers grant by themselves until the scheduler is back. */
+static void scheduler_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                const char *why) {
+  mlfab__caller *caller = &node->callers[was->peer];
+  (void)why;
+  if (caller->link != link) return;
+  caller->link = MLFAB__NO_LINK;
+  if (node->leaving == MLFAB__PARTS_ALL) return;
+  mlfab__roles_lost(node, was->kind, was->peer);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation, MLFAB_ERR_PEER_DEAD,
+                   "scheduler lost: first come, first served");
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_link_attach(mlfab_node *node) {
+  node->scheduler_hello = scheduler_link_hello;
+  node->rules[MLFAB__LINK_PLANNER] = node->rules[MLFAB__LINK_SERVER];
+  node->rules[MLFAB__LINK_SCHEDULER] =
+      (mlfab__link_rule){mlfab__caller_frame, scheduler_link_down, NULL};
+}
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==== core/node/bootstrap.c - a node: joining the fabric. See node.h.
  *
@@ -11992,14 +12000,14 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
 }
 
 /* May this process have a number whose holder has no link here? Server 0 first calls a holder that is a dedicated
- * server; other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call
- * again. */
+ * server; other holders have 5 beats from WELCOME to say HELLO. Returns 0; or an error if the process was refused, or
+ * has to call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
-    return 1;
+    return 0;
   /* The other voters of its server judge whether the former process lives (copies.c). */
-  if (node->copies && bootstrap_is_dedicated(node, id)) return 1;
+  if (node->copies && bootstrap_is_dedicated(node, id)) return 0;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -12009,20 +12017,19 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   if (answers < 0) {
     node->links[link].closing = 1;
     mlfab__node_ready_link(node, link);
-    return 0;
+    return MLFAB_ERR_AGAIN;
   }
   peer->awaited_ns = 0;
-  if (!answers) return 1;
+  if (!answers) return 0;
   char name[32], text[96];
   snprintf(text, sizeof text, "%s is another process that is here already",
            mlfab__node_name(node, id, name));
-  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
-  return 0;
+  return mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
 }
 
 /* Refuses a process with settings other than this node's: the log, and an error of this node, name the process. */
-static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                             const char *text) {
+static int bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                            const char *text) {
   enum mlfab__cause cause = !node->is_coordinator                    ? MLFAB__CAUSE_ELSEWHERE
                             : node->phase == MLFAB__BOOTSTRAP_FAILED ? MLFAB__CAUSE_GIVEN_UP
                                                                      : MLFAB__CAUSE_OTHER;
@@ -12032,54 +12039,47 @@ static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t 
   if ((n & (n - 1)) == 0)
     mlfab__log(&node->env, MLFAB_LOG_WARN, "a process was refused (%llu so far): %s",
                (unsigned long long)n, text);
-  mlfab__node_refuse_as(node, link, cause, code, rank, text);
+  return mlfab__node_refuse_as(node, link, cause, code, rank, text);
 }
 
-static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+static int bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[232];
   uint32_t id = 0;
-  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
-    return;
-  }
+  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join))
+    return mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a JOIN that does not parse");
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
   if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
     if (!node->growth)
       snprintf(text, sizeof text,
                "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
-    bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
-                     MLFAB_NO_RANK, text);
-    return;
+    return bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
+                            MLFAB_NO_RANK, text);
   }
   if (asks) {
     node->growth->asks(node, link, &join);
-    return;
+    return 0;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
                                   : MLFAB_ERR_REFUSED;
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
-  if (code) {
-    bootstrap_refuse(node, link, code, join.rank, text);
-    return;
-  }
-  if (node->copies && node->copies->rejects(node, link, id)) return;
+  if (code) return bootstrap_refuse(node, link, code, join.rank, text);
+  if (node->copies && node->copies->rejects(node, link, id)) return MLFAB_ERR_AGAIN;
   const mlfab__link *before = &node->links[link];
-  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
-    return;
-  }
+  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce))
+    return mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank,
+                              "two processes on one connection");
   mlfab__peer *peer = &node->peers[id];
   uint32_t holder = bootstrap_holder(node, id, link);
-  if (!mlfab__claim_ask(node, link, holder, join.nonce, frame)) return;
-  if (!bootstrap_vacant(node, link, id, &join)) return;
+  code = mlfab__claim_ask(node, link, holder, join.nonce, frame);
+  if (!code) code = bootstrap_vacant(node, link, id, &join);
+  if (code) return code;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
-  if (!peer->addresses) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
-    return;
-  }
+  if (!peer->addresses)
+    return mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
   int again = peer->joined && peer->nonce == join.nonce;
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
@@ -12107,11 +12107,9 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (comes) node->growth->came(node, server);
   if (node->copies) node->copies->changed(node, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    if (bootstrap_make_welcome(node)) {
-      mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
-                         "server 0: no room for the list of servers");
-      return;
-    }
+    if (bootstrap_make_welcome(node))
+      return mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
+                                "server 0: no room for the list of servers");
     if (node->copies) {
       node->copies->welcome(node, id);
     } else {
@@ -12121,6 +12119,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link) {
@@ -12648,23 +12647,19 @@ static int copies_votes_with(const mlfab_node *node, uint32_t voter) {
 }
 
 /* HELLO of another voter on a new link. */
-static void copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                               const mlfab__frame_in *frame) {
+static int copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                              const mlfab__frame_in *frame) {
   uint32_t first = node->config.workers, voter = hello->node - first;
-  if (hello->node < first || !copies_votes_with(node, voter)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that does not vote with this one");
-    return;
-  }
+  if (hello->node < first || !copies_votes_with(node, voter))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO of a node that does not vote with this one");
   mlfab__place *place = &node->places[voter];
   int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
-                       "not the process that joined as this copy");
-    return;
-  }
+  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
+                              "not the process that joined as this copy");
   uint32_t old = node->voter_links[voter];
-  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (mlfab__claim_ask(node, index, old, hello->nonce, frame)) return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   int newer = hello->incarnation > place->incarnation;
@@ -12672,7 +12667,7 @@ static void copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__he
   place->nonce = hello->nonce;
   if (newer) place->moved = 1;
   node->voter_links[voter] = index;
-  mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
+  return mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
 }
 
 static int copies_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
@@ -74041,6 +74036,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
 #endif
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
+#endif
+#if MLFAB_WITH_SCHED
+  if (node->config.scheduler != MLFAB_SCHEDULER_NONE) mlfab__scheduler_link_attach(node);
 #endif
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
   if (!code && (node->is_worker || node->is_coordinator)) code = mlfab__peer_link_attach(node);

@@ -245,14 +245,14 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
 }
 
 /* May this process have a number whose holder has no link here? Server 0 first calls a holder that is a dedicated
- * server; other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call
- * again. */
+ * server; other holders have 5 beats from WELCOME to say HELLO. Returns 0; or an error if the process was refused, or
+ * has to call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
-    return 1;
+    return 0;
   /* The other voters of its server judge whether the former process lives (copies.c). */
-  if (node->copies && bootstrap_is_dedicated(node, id)) return 1;
+  if (node->copies && bootstrap_is_dedicated(node, id)) return 0;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -262,20 +262,19 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   if (answers < 0) {
     node->links[link].closing = 1;
     mlfab__node_ready_link(node, link);
-    return 0;
+    return MLFAB_ERR_AGAIN;
   }
   peer->awaited_ns = 0;
-  if (!answers) return 1;
+  if (!answers) return 0;
   char name[32], text[96];
   snprintf(text, sizeof text, "%s is another process that is here already",
            mlfab__node_name(node, id, name));
-  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
-  return 0;
+  return mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
 }
 
 /* Refuses a process with settings other than this node's: the log, and an error of this node, name the process. */
-static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                             const char *text) {
+static int bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                            const char *text) {
   enum mlfab__cause cause = !node->is_coordinator                    ? MLFAB__CAUSE_ELSEWHERE
                             : node->phase == MLFAB__BOOTSTRAP_FAILED ? MLFAB__CAUSE_GIVEN_UP
                                                                      : MLFAB__CAUSE_OTHER;
@@ -285,54 +284,47 @@ static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t 
   if ((n & (n - 1)) == 0)
     mlfab__log(&node->env, MLFAB_LOG_WARN, "a process was refused (%llu so far): %s",
                (unsigned long long)n, text);
-  mlfab__node_refuse_as(node, link, cause, code, rank, text);
+  return mlfab__node_refuse_as(node, link, cause, code, rank, text);
 }
 
-static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+static int bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[232];
   uint32_t id = 0;
-  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
-    return;
-  }
+  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join))
+    return mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a JOIN that does not parse");
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
   if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
     if (!node->growth)
       snprintf(text, sizeof text,
                "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
-    bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
-                     MLFAB_NO_RANK, text);
-    return;
+    return bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
+                            MLFAB_NO_RANK, text);
   }
   if (asks) {
     node->growth->asks(node, link, &join);
-    return;
+    return 0;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
                                   : MLFAB_ERR_REFUSED;
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
-  if (code) {
-    bootstrap_refuse(node, link, code, join.rank, text);
-    return;
-  }
-  if (node->copies && node->copies->rejects(node, link, id)) return;
+  if (code) return bootstrap_refuse(node, link, code, join.rank, text);
+  if (node->copies && node->copies->rejects(node, link, id)) return MLFAB_ERR_AGAIN;
   const mlfab__link *before = &node->links[link];
-  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
-    return;
-  }
+  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce))
+    return mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank,
+                              "two processes on one connection");
   mlfab__peer *peer = &node->peers[id];
   uint32_t holder = bootstrap_holder(node, id, link);
-  if (!mlfab__claim_ask(node, link, holder, join.nonce, frame)) return;
-  if (!bootstrap_vacant(node, link, id, &join)) return;
+  code = mlfab__claim_ask(node, link, holder, join.nonce, frame);
+  if (!code) code = bootstrap_vacant(node, link, id, &join);
+  if (code) return code;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
-  if (!peer->addresses) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
-    return;
-  }
+  if (!peer->addresses)
+    return mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
   int again = peer->joined && peer->nonce == join.nonce;
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
@@ -360,11 +352,9 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (comes) node->growth->came(node, server);
   if (node->copies) node->copies->changed(node, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    if (bootstrap_make_welcome(node)) {
-      mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
-                         "server 0: no room for the list of servers");
-      return;
-    }
+    if (bootstrap_make_welcome(node))
+      return mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
+                                "server 0: no room for the list of servers");
     if (node->copies) {
       node->copies->welcome(node, id);
     } else {
@@ -374,6 +364,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link) {

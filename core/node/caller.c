@@ -76,20 +76,11 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
   mlfab__caller *caller = &node->callers[was->peer];
   if (caller->link != link) return;
   caller->link = MLFAB__NO_LINK;
-  if (was->kind == MLFAB__LINK_WORKER) {
-    if (was->ended != MLFAB__ENDED_SILENT) caller->lost_ns = caller->heard_ns = node->now_ns;
-    mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
-                       was->ended == MLFAB__ENDED_SILENT
-                           ? node->now_ns
-                           : mlfab__node_round(node, node->now_ns + 1));
-  } else if (node->leaving == MLFAB__PARTS_ALL) {
-    return;
-  }
+  int silent = was->ended == MLFAB__ENDED_SILENT;
+  if (!silent) caller->lost_ns = caller->heard_ns = node->now_ns;
+  mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
+                     silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   mlfab__roles_lost(node, was->kind, was->peer);
-  /* The servers grant by themselves until the scheduler is back. */
-  if (was->kind == MLFAB__LINK_SCHEDULER)
-    mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
-                     MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
@@ -122,9 +113,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
 
 /* --- HELLO --- */
 
-/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
- * number of the sender, or MLFAB__NO_NODE. */
-static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
+                                         uint32_t server) {
   if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->copies)) {
     mlfab__peer *peer = &node->peers[hello->node];
     if (node->copies) node->copies->issued(node, peer, hello);
@@ -150,10 +140,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   greeting->ack->nonce = node->nonce;
   if (kind != MLFAB__LINK_VOTER_IN) node->links[index].term = node->term;
   int code = mlfab__roles_hello(node, kind, peer, greeting);
-  if (code) {
-    mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
-    return code;
-  }
+  if (code) return mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
   greeting->ack->term = node->term;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
@@ -171,17 +158,18 @@ static void caller_take(mlfab_node *node, uint32_t index, int kind, uint32_t pee
   link->greeted = 1;
 }
 
-MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
-                                         const mlfab__hello *hello) {
+MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
+                                        const mlfab__hello *hello) {
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
   caller_take(node, index, kind, peer, hello->nonce);
-  if (!caller_answer(node, index, &greeting)) mlfab__roles_up(node, kind, peer, &greeting);
+  int code = caller_answer(node, index, &greeting);
+  if (!code) mlfab__roles_up(node, kind, peer, &greeting);
+  return code;
 }
 
-/* From now on the process on this link has the number. */
-static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
-                                   const mlfab__hello *hello) {
+MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t index, int kind,
+                                                   uint32_t number, const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
   if (caller->link != MLFAB__NO_LINK && caller->link != index) {
     node->stats.reconnects += kind == MLFAB__LINK_WORKER;
@@ -195,102 +183,59 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   return caller;
 }
 
-/* Takes HELLO of the scheduler on a new link to our server role. */
-static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                             const mlfab__frame_in *frame) {
-  uint32_t self = node->config.workers;
-  if (node->is_scheduler) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
-    return;
-  }
-  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
-  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that is no scheduler");
-    return;
-  }
-  if (hello->incarnation < node->callers[self].incarnation ||
-      !caller_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
-    return;
-  }
-  if (!mlfab__claim_ask(node, index, node->callers[self].link, hello->nonce, frame)) return;
-  caller_admit(node, index, MLFAB__LINK_SCHEDULER, self, hello)->incarnation = hello->incarnation;
-  mlfab__hello_ack ack;
-  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
-  if (caller_answer(node, index, &greeting)) return;
-  mlfab__roles_up(node, MLFAB__LINK_SCHEDULER, self, &greeting);
-  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
-                   "scheduler here: it plans from now on");
-}
-
 /* Takes HELLO of another server on a new link to our server role. */
-static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                          const mlfab__frame_in *frame) {
+static int caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                         const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), copy = hello->node - first;
   uint32_t servers = node->config.servers, server = copy % servers;
   if (hello->node < first || copy >= servers * (1 + node->config.replicas) ||
-      server == node->server_number) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a server that does not exist");
-    return;
-  }
-  if (!caller_issued(node, hello, copy)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
-                       "not the process that joined as this server");
-    return;
-  }
+      server == node->server_number)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO of a server that does not exist");
+  if (!mlfab__caller_issued(node, hello, copy))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                              "not the process that joined as this server");
   uint32_t old = node->reshard_links[server];
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
   int newer = node->copies ? node->copies->newer(node, index, route, hello->term) : 0;
-  if (newer < 0) return;
-  if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (newer < 0 || (!newer && mlfab__claim_ask(node, index, old, hello->nonce, frame)))
+    return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   node->reshard_links[server] = index;
-  mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
+  return mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
 /* Takes HELLO of any kind on a new link to our server role. */
-MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
-                                         const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__caller_hello(mlfab_node *node, uint32_t index,
+                                        const mlfab__frame_in *frame) {
   mlfab__hello hello;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello);
-  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return;
+  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return 0;
   parsed = parsed && node->is_server;
-  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
-      node->config.scheduler != MLFAB_SCHEDULER_NONE) {
-    caller_scheduler(node, index, &hello, frame);
-    return;
-  }
-  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
-    caller_server(node, index, &hello, frame);
-    return;
-  }
-  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO that does not fit this node");
-    return;
-  }
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->scheduler_hello)
+    return node->scheduler_hello(node, index, &hello, frame);
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) return caller_server(node, index, &hello, frame);
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO that does not fit this node");
   uint32_t worker = hello.node;
-  if (node->is_worker && worker == (uint32_t)node->config.rank) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
-                       "this worker is beside the server");
-    return;
-  }
+  if (node->is_worker && worker == (uint32_t)node->config.rank)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                              "this worker is beside the server");
   int fresh = hello.incarnation != node->callers[worker].incarnation;
   int fenced = hello.incarnation < node->callers[worker].incarnation ||
-               !caller_issued(node, &hello, MLFAB__NO_NODE);
-  if (fenced) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
-                       "a newer process has this rank");
-    return;
-  }
-  if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
-  mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
+               !mlfab__caller_issued(node, &hello, MLFAB__NO_NODE);
+  if (fenced)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
+                              "a newer process has this rank");
+  if (mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame))
+    return MLFAB_ERR_AGAIN;
+  mlfab__caller *caller = mlfab__caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, 0, NULL, NULL};
-  if (caller_answer(node, index, &greeting)) return;
+  int code = caller_answer(node, index, &greeting);
+  if (code) return code;
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
   caller->dead = caller->left = 0;
@@ -298,6 +243,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
+  return 0;
 }
 
 /* --- frames --- */

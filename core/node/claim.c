@@ -20,13 +20,12 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
-  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 1;
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 0;
   mlfab__link *link = &node->links[index];
   uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
-  if (!claim) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
-    return 0;
-  }
+  if (!claim)
+    return mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                              "out of memory for a claim");
   memcpy(claim, frame->meta, frame->meta_bytes);
   link->kind = MLFAB__LINK_CLAIM;
   link->claim = claim;
@@ -35,7 +34,7 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
   link->holder = holder;
   node->claims++;
   mlfab__claim_probe(node, holder);
-  return 0;
+  return MLFAB_ERR_AGAIN;
 }
 
 /* Refuses the claimants of a number: its holder lives, so they are other processes. */

@@ -160,23 +160,19 @@ static int copies_votes_with(const mlfab_node *node, uint32_t voter) {
 }
 
 /* HELLO of another voter on a new link. */
-static void copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                               const mlfab__frame_in *frame) {
+static int copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                              const mlfab__frame_in *frame) {
   uint32_t first = node->config.workers, voter = hello->node - first;
-  if (hello->node < first || !copies_votes_with(node, voter)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that does not vote with this one");
-    return;
-  }
+  if (hello->node < first || !copies_votes_with(node, voter))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                              "a HELLO of a node that does not vote with this one");
   mlfab__place *place = &node->places[voter];
   int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
-                       "not the process that joined as this copy");
-    return;
-  }
+  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce))
+    return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
+                              "not the process that joined as this copy");
   uint32_t old = node->voter_links[voter];
-  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (mlfab__claim_ask(node, index, old, hello->nonce, frame)) return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   int newer = hello->incarnation > place->incarnation;
@@ -184,7 +180,7 @@ static void copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__he
   place->nonce = hello->nonce;
   if (newer) place->moved = 1;
   node->voter_links[voter] = index;
-  mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
+  return mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
 }
 
 static int copies_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,

@@ -318,14 +318,13 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
   mlfab__node_ready_link(node, index);
 }
 
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
-                                        const char *text) {
-  mlfab__node_refuse_as(node, index, MLFAB__CAUSE_OTHER, code, rank, text);
+MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
+                                       const char *text) {
+  return mlfab__node_refuse_as(node, index, MLFAB__CAUSE_OTHER, code, rank, text);
 }
 
-MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t index,
-                                           enum mlfab__cause cause, int code, int32_t rank,
-                                           const char *text) {
+MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t index, enum mlfab__cause cause,
+                                          int code, int32_t rank, const char *text) {
   mlfab__refuse refuse;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   memset(&refuse, 0, sizeof refuse);
@@ -336,6 +335,7 @@ MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t index,
   mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
   node->links[index].closing = 1;
   mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
+  return code;
 }
 
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link) {

@@ -119,11 +119,9 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_JOIN_IN] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
     [MLFAB__LINK_JOIN_OUT] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
     [MLFAB__LINK_SERVER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
-    [MLFAB__LINK_PLANNER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
     [MLFAB__LINK_RESHARD] = {mlfab__server_link_frame, mlfab__server_link_down,
                              mlfab__server_link_across},
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
 };
 

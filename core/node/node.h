@@ -136,7 +136,7 @@
  * Files, lowest first: link.c (links, their queues and timers, actions); role.c (calls the roles); files.c (operations
  * on files); outbox.c (the next frame to send); claim.c (heartbeats, Numbers, dispatch); peer_link.c (links between
  * workers); growth.c (servers that come and go); server_link.c (routes to servers); inner.c (links inside the node);
- * caller.c (callers of our server role); bootstrap.c (joining); copies.c and peers.c (servers with replicas: copies.h);
+ * caller.c (callers of our server role); scheduler_link.c (links to the scheduler); bootstrap.c (joining); copies.c and peers.c (servers with replicas: copies.h);
  * alive.c (Liveness); node.c (events, time, leaving). Lower files call higher files through the rules of link kinds, a
  * table in node.c, and mlfab__copies_table. */
 #ifndef MLFAB__NODE_H
@@ -478,6 +478,9 @@ struct mlfab_node {
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   mlfab__link_rule rules[MLFAB__LINK_KINDS];
+  /* HELLO of the scheduler came on a new link: scheduler_link.c. NULL: there is no scheduler. */
+  int (*scheduler_hello)(mlfab_node *node, uint32_t link, const mlfab__hello *hello,
+                         const mlfab__frame_in *frame);
   struct mlfab__parts *parts; /* parts_bytes long, freed with the node; opaque here */
   size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
@@ -617,11 +620,11 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 /* Closes a link when the roles have returned. The second function also logs and counts a breach of the protocol. */
 MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
-/* Sends the reason, then closes. */
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                                        const char *text);
-MLFAB__INTERNAL void mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
-                                           int code, int32_t rank, const char *text);
+/* Sends the reason, then closes. Returns `code`. */
+MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                                       const char *text);
+MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
+                                          int code, int32_t rank, const char *text);
 
 /* --- role.c: the roles --- */
 
@@ -678,8 +681,8 @@ MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, ui
                                             uint64_t sent_ns);
 /* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* May the sender of this frame, on a new link, have the number of the link `holder`? 1: the number is free, or held by
- * the same process (its old link still stands). 0: the sender waits, or was refused. */
+/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
+ * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame);
 /* Handles the first frames of claims again if the holder has lost its link. */
@@ -733,12 +736,19 @@ MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
 
 /* Allocates. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
-/* Takes HELLO on a new link. */
-MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
-                                         const mlfab__frame_in *frame);
-/* Answers HELLO of another server, or of another voter. */
-MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
-                                         const mlfab__hello *hello);
+/* Takes HELLO on a new link. Returns 0, AGAIN if a claim has to wait, or the code of a refusal. */
+MLFAB__INTERNAL int mlfab__caller_hello(mlfab_node *node, uint32_t link,
+                                        const mlfab__frame_in *frame);
+/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the number of the
+ * sender, or MLFAB__NO_NODE. */
+MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
+                                         uint32_t server);
+/* From now on the process on this link has the number of a caller. */
+MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t link, int kind,
+                                                   uint32_t number, const mlfab__hello *hello);
+/* Answers HELLO of another process than a worker. Returns the code of a refusal, or 0. */
+MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
+                                        const mlfab__hello *hello);
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,

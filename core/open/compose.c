@@ -47,6 +47,7 @@
 #endif
 #if MLFAB_WITH_SCHED
 #include "../api/calls_sched.h"
+#include "../node/scheduler_link.h"
 #include "../sched/sched_role.h"
 #endif
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
@@ -246,6 +247,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
 #endif
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
+#endif
+#if MLFAB_WITH_SCHED
+  if (node->config.scheduler != MLFAB_SCHEDULER_NONE) mlfab__scheduler_link_attach(node);
 #endif
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
   if (!code && (node->is_worker || node->is_coordinator)) code = mlfab__peer_link_attach(node);
