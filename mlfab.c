@@ -7802,13 +7802,9 @@ typedef struct mlfab__between {
 /* The place of a server, as told by WELCOME or MEMBER. */
 typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
-  uint8_t added;  /* the server joined the running fabric */
-  uint8_t hand;
-  uint8_t moved; /* another process than WELCOME told has it; address not known yet */
-  /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
-  uint32_t incarnation;
-  uint64_t nonce;
-  char addresses[MLFAB__ADDRESSES_MAX];
+  uint8_t moved;  /* another process than WELCOME told has it; address not known yet */
+  /* Its incarnation is that which server 0 gave to the server when it joined; 0: not known yet. */
+  mlfab__member_info info;
 } mlfab__place;
 
 /* A path of our worker, scheduler or server role to a server. */
@@ -8645,7 +8641,11 @@ static int node_memory(mlfab_node *node) {
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
-  for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
+  for (uint32_t s = 0; s < node->nplaces; s++) {
+    node->places[s].vacant = s < c->servers;
+    node->places[s].info.node = mlfab__node_of_server(node, s);
+    node->places[s].info.roles = MLFAB_ROLE_SERVER;
+  }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
@@ -9112,7 +9112,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->join_address;
     } else {
-      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
+      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
                                         : node->between->address(node, called - routes);
     }
   }
@@ -9380,7 +9380,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return !node->places[link->peer].hand;
+      return !node->places[link->peer].info.hand;
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:
@@ -10260,7 +10260,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
     case MLFAB__LINK_PLANNER:
     case MLFAB__LINK_RESHARD:
     case MLFAB__LINK_RESHARD_IN:
-      return node->places[link->peer].hand;
+      return node->places[link->peer].info.hand;
     default:
       return 0;
   }
@@ -10934,7 +10934,7 @@ static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *
 /* Opens the routes to a server that has joined. */
 static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *member) {
   mlfab__place *place = &node->places[server];
-  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
+  if (!place->vacant && place->info.incarnation >= member->incarnation) return; /* known */
   for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
@@ -10944,11 +10944,11 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     route->why[0] = route->died[0] = 0;
   }
   place->vacant = 0;
-  place->added = 1;
-  place->hand = member->hand != 0;
-  place->incarnation = member->incarnation;
-  place->nonce = member->nonce;
-  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
+  place->info.added = 1;
+  place->info.hand = member->hand != 0;
+  place->info.incarnation = member->incarnation;
+  place->info.nonce = member->nonce;
+  memcpy(place->info.addresses, member->addresses, MLFAB__ADDRESSES_MAX);
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
                    "joined; it has no slices yet");
@@ -10961,7 +10961,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
 /* Makes the number of a server vacant: the server has gone, and nobody misses it. */
 static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation) {
   mlfab__place *place = &node->places[server];
-  if (place->vacant || place->incarnation > incarnation) return;
+  if (place->vacant || place->info.incarnation > incarnation) return;
   place->vacant = 1;
   for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
@@ -10987,7 +10987,7 @@ static void growth_member(mlfab_node *node, const mlfab__member *member) {
 
 static void growth_known(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].added)
+    if (node->places[s].vacant || node->places[s].info.added)
       mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
   }
 }
@@ -11134,7 +11134,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, 
     return;
   }
   /* The fabric is complete without it. A model may need it: server 0, or the call that begins a model, reports it. */
-  if (node->places[server].added || (node->running && server != 0)) {
+  if (node->places[server].info.added || (node->running && server != 0)) {
     mlfab__server_link_check(node);
     return;
   }
@@ -11157,7 +11157,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   int vain = !route->greeted && was->heard_ns == was->since_ns;
   route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
   /* If a patience of 5 beats runs, calls stay frequent. */
-  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->added;
+  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->info.added;
   route->retry_ns = mlfab__node_retry(node, hurried ? 0 : route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
@@ -11173,7 +11173,8 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* By this link server 0 notices when the server goes. */
-  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].added) return 1;
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].info.added)
+    return 1;
   return mlfab__roles_want(node, kind, server, "");
 }
 
@@ -11365,7 +11366,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   int across = r >= 2 * node->config.servers;
   uint64_t least = (node->copies ? MLFAB__HALT_BEATS : 5) * beat;
   uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
-  if (!votes && (route->greeted || across || place->added) &&
+  if (!votes && (route->greeted || across || place->info.added) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
     server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
@@ -11379,7 +11380,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
 static int server_link_awaited(const mlfab_node *node, uint32_t index) {
   const mlfab__route *route = &node->routes[index];
   const mlfab__place *place = mlfab__node_place(node, index);
-  return !route->greeted && !place->vacant && !place->added && !(node->running && route->dead);
+  return !route->greeted && !place->vacant && !place->info.added && !(node->running && route->dead);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
@@ -11550,11 +11551,11 @@ MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__he
   }
   if (server == MLFAB__NO_NODE) return 1;
   const mlfab__place *place = &node->places[server];
-  if (place->incarnation == 0) return 1;
+  if (place->info.incarnation == 0) return 1;
   /* Server 0 is never restarted; the other servers may have been. */
-  return hello->incarnation == place->incarnation
-             ? hello->nonce == place->nonce
-             : (server > 0 || node->copies) && hello->incarnation > place->incarnation;
+  return hello->incarnation == place->info.incarnation
+             ? hello->nonce == place->info.nonce
+             : (server > 0 || node->copies) && hello->incarnation > place->info.incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */
@@ -11792,18 +11793,10 @@ static int bootstrap_make_welcome(mlfab_node *node) {
   if (!node->welcome) return MLFAB_ERR_MEMORY;
   node->welcome_bytes = node->welcome_count = 0;
   for (uint32_t s = 0; s < places; s++) {
-    const mlfab__place *place = &node->places[s];
-    mlfab__member_info info;
-    if (place->vacant) continue;
-    memset(&info, 0, sizeof info);
-    info.node = mlfab__node_of_server(node, s);
-    info.roles = MLFAB_ROLE_SERVER;
-    /* 0: the process has not told its place yet, so any PLACE is newer. */
-    info.incarnation = place->moved ? 0 : place->incarnation;
-    info.hand = place->hand;
-    info.added = place->added;
-    info.nonce = place->nonce;
-    memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
+    mlfab__member_info info = node->places[s].info;
+    if (node->places[s].vacant) continue;
+    /* The process has not told its place yet, so any PLACE is newer. */
+    if (node->places[s].moved) info.incarnation = 0;
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
                                            room - node->welcome_bytes, &info);
     if (n == 0) return MLFAB_ERR_LIMIT;
@@ -11831,12 +11824,12 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
   mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
   if (!peer->joined) return;
   place->vacant = 0;
-  place->added = peer->added;
-  memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
+  place->info.added = peer->added;
+  memcpy(place->info.addresses, peer->addresses ? peer->addresses : node->addresses,
          MLFAB__ADDRESSES_MAX);
-  place->hand = peer->hand;
-  place->incarnation = peer->incarnation;
-  place->nonce = peer->nonce;
+  place->info.hand = peer->hand;
+  place->info.incarnation = peer->incarnation;
+  place->info.nonce = peer->nonce;
 }
 
 /* Called when all nodes have joined. */
@@ -12275,16 +12268,11 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     }
     at += n;
     left -= n;
-    mlfab__place *place = &node->places[info.node - first];
-    memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-    place->vacant = 0;
-    place->added = info.added != 0;
-    place->hand = info.hand != 0;
-    place->incarnation = info.incarnation;
-    place->nonce = info.nonce;
+    node->places[info.node - first].vacant = 0;
+    node->places[info.node - first].info = info;
   }
   /* The called address is that of server 0. With copies it may be that of the other copy. */
-  if (!node->copies) mlfab__node_add_address(node->places[0].addresses, node->join_address);
+  if (!node->copies) mlfab__node_add_address(node->places[0].info.addresses, node->join_address);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
@@ -12295,7 +12283,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
-  node->added = own && (own->added || own->vacant);
+  node->added = own && (own->info.added || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
   if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
@@ -12381,9 +12369,9 @@ static void bootstrap_timeout(mlfab_node *node) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers &&
-           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].added))
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].info.added))
       rank++;
-    const char *at = node->places[rank].addresses;
+    const char *at = node->places[rank].info.addresses;
     /* The reason names the addresses that were tried. */
     int none = routes[rank].why[0] == 0, foreign = routes[rank].vain > 1;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.*s%s%.190s", waited,
@@ -12547,17 +12535,11 @@ static void copies_tell_places(mlfab_node *node, uint32_t index) {
     int scheduler = voter + 1 == node->nplaces;
     uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
     if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
-    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->info.incarnation == 0) continue;
     if (place->moved) continue; /* its MEMBER is under way */
-    mlfab__member_info info = {.node = mlfab__node_of_server(node, voter),
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = place->incarnation,
-                               .hand = place->hand,
-                               .nonce = place->nonce};
     uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-    memcpy(info.addresses, place->addresses, sizeof info.addresses);
     mlfab__node_post(node, index, MLFAB__PLACE, meta,
-                     mlfab__encode_member_info(meta, sizeof meta, &info));
+                     mlfab__encode_member_info(meta, sizeof meta, &place->info));
   }
 }
 
@@ -12580,12 +12562,9 @@ static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
   if (n == 0 || n != frame->meta_bytes || info.node < first || info.node - first >= node->nplaces)
     return MLFAB_ERR_FRAME;
   mlfab__place *place = &node->places[info.node - first];
-  if (info.incarnation <= place->incarnation) return 0;
-  place->incarnation = info.incarnation;
+  if (info.incarnation <= place->info.incarnation) return 0;
+  place->info = info;
   place->moved = 0;
-  place->nonce = info.nonce;
-  place->hand = info.hand != 0;
-  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
   /* A later call of the process itself is then no news. */
   if (node->voter != MLFAB__NO_NODE && node->is_server) copies_tell_all_places(node);
   return 0;
@@ -12598,7 +12577,7 @@ static int copies_voter_member(mlfab_node *node, uint32_t voter, const mlfab__fr
   if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
       member.node != mlfab__node_of_server(node, voter))
     return MLFAB_ERR_FRAME;
-  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  memcpy(place->info.addresses, member.addresses, MLFAB__ADDRESSES_MAX);
   int news = place->moved;
   place->moved = 0;
   if (news) copies_tell_all_places(node);
@@ -12654,17 +12633,17 @@ static int copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hel
     return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                               "a HELLO of a node that does not vote with this one");
   mlfab__place *place = &node->places[voter];
-  int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce))
+  int older = hello->incarnation < place->info.incarnation;
+  if (older || (hello->incarnation == place->info.incarnation && hello->nonce != place->info.nonce))
     return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
                               "not the process that joined as this copy");
   uint32_t old = node->voter_links[voter];
   if (mlfab__claim_ask(node, index, old, hello->nonce, frame)) return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
-  int newer = hello->incarnation > place->incarnation;
-  place->incarnation = hello->incarnation;
-  place->nonce = hello->nonce;
+  int newer = hello->incarnation > place->info.incarnation;
+  place->info.incarnation = hello->incarnation;
+  place->info.nonce = hello->nonce;
   if (newer) place->moved = 1;
   node->voter_links[voter] = index;
   return mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
@@ -12852,9 +12831,9 @@ static void copies_meets_no_more(mlfab_node *node) {
 static void copies_place_self(mlfab_node *node) {
   if (node->voter == MLFAB__NO_NODE) return;
   mlfab__place *place = &node->places[node->voter];
-  place->incarnation = node->incarnation;
-  place->nonce = node->nonce;
-  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  place->info.incarnation = node->incarnation;
+  place->info.nonce = node->nonce;
+  memcpy(place->info.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
 }
 
 static void copies_welcomed(mlfab_node *node) {

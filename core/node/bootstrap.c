@@ -37,18 +37,10 @@ static int bootstrap_make_welcome(mlfab_node *node) {
   if (!node->welcome) return MLFAB_ERR_MEMORY;
   node->welcome_bytes = node->welcome_count = 0;
   for (uint32_t s = 0; s < places; s++) {
-    const mlfab__place *place = &node->places[s];
-    mlfab__member_info info;
-    if (place->vacant) continue;
-    memset(&info, 0, sizeof info);
-    info.node = mlfab__node_of_server(node, s);
-    info.roles = MLFAB_ROLE_SERVER;
-    /* 0: the process has not told its place yet, so any PLACE is newer. */
-    info.incarnation = place->moved ? 0 : place->incarnation;
-    info.hand = place->hand;
-    info.added = place->added;
-    info.nonce = place->nonce;
-    memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
+    mlfab__member_info info = node->places[s].info;
+    if (node->places[s].vacant) continue;
+    /* The process has not told its place yet, so any PLACE is newer. */
+    if (node->places[s].moved) info.incarnation = 0;
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
                                            room - node->welcome_bytes, &info);
     if (n == 0) return MLFAB_ERR_LIMIT;
@@ -76,12 +68,12 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
   mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
   if (!peer->joined) return;
   place->vacant = 0;
-  place->added = peer->added;
-  memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
+  place->info.added = peer->added;
+  memcpy(place->info.addresses, peer->addresses ? peer->addresses : node->addresses,
          MLFAB__ADDRESSES_MAX);
-  place->hand = peer->hand;
-  place->incarnation = peer->incarnation;
-  place->nonce = peer->nonce;
+  place->info.hand = peer->hand;
+  place->info.incarnation = peer->incarnation;
+  place->info.nonce = peer->nonce;
 }
 
 /* Called when all nodes have joined. */
@@ -520,16 +512,11 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     }
     at += n;
     left -= n;
-    mlfab__place *place = &node->places[info.node - first];
-    memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-    place->vacant = 0;
-    place->added = info.added != 0;
-    place->hand = info.hand != 0;
-    place->incarnation = info.incarnation;
-    place->nonce = info.nonce;
+    node->places[info.node - first].vacant = 0;
+    node->places[info.node - first].info = info;
   }
   /* The called address is that of server 0. With copies it may be that of the other copy. */
-  if (!node->copies) mlfab__node_add_address(node->places[0].addresses, node->join_address);
+  if (!node->copies) mlfab__node_add_address(node->places[0].info.addresses, node->join_address);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
@@ -540,7 +527,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
-  node->added = own && (own->added || own->vacant);
+  node->added = own && (own->info.added || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
   if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
@@ -626,9 +613,9 @@ static void bootstrap_timeout(mlfab_node *node) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers &&
-           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].added))
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].info.added))
       rank++;
-    const char *at = node->places[rank].addresses;
+    const char *at = node->places[rank].info.addresses;
     /* The reason names the addresses that were tried. */
     int none = routes[rank].why[0] == 0, foreign = routes[rank].vain > 1;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.*s%s%.190s", waited,

@@ -122,11 +122,11 @@ MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__he
   }
   if (server == MLFAB__NO_NODE) return 1;
   const mlfab__place *place = &node->places[server];
-  if (place->incarnation == 0) return 1;
+  if (place->info.incarnation == 0) return 1;
   /* Server 0 is never restarted; the other servers may have been. */
-  return hello->incarnation == place->incarnation
-             ? hello->nonce == place->nonce
-             : (server > 0 || node->copies) && hello->incarnation > place->incarnation;
+  return hello->incarnation == place->info.incarnation
+             ? hello->nonce == place->info.nonce
+             : (server > 0 || node->copies) && hello->incarnation > place->info.incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */

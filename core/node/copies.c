@@ -60,17 +60,11 @@ static void copies_tell_places(mlfab_node *node, uint32_t index) {
     int scheduler = voter + 1 == node->nplaces;
     uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
     if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
-    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->info.incarnation == 0) continue;
     if (place->moved) continue; /* its MEMBER is under way */
-    mlfab__member_info info = {.node = mlfab__node_of_server(node, voter),
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = place->incarnation,
-                               .hand = place->hand,
-                               .nonce = place->nonce};
     uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-    memcpy(info.addresses, place->addresses, sizeof info.addresses);
     mlfab__node_post(node, index, MLFAB__PLACE, meta,
-                     mlfab__encode_member_info(meta, sizeof meta, &info));
+                     mlfab__encode_member_info(meta, sizeof meta, &place->info));
   }
 }
 
@@ -93,12 +87,9 @@ static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
   if (n == 0 || n != frame->meta_bytes || info.node < first || info.node - first >= node->nplaces)
     return MLFAB_ERR_FRAME;
   mlfab__place *place = &node->places[info.node - first];
-  if (info.incarnation <= place->incarnation) return 0;
-  place->incarnation = info.incarnation;
+  if (info.incarnation <= place->info.incarnation) return 0;
+  place->info = info;
   place->moved = 0;
-  place->nonce = info.nonce;
-  place->hand = info.hand != 0;
-  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
   /* A later call of the process itself is then no news. */
   if (node->voter != MLFAB__NO_NODE && node->is_server) copies_tell_all_places(node);
   return 0;
@@ -111,7 +102,7 @@ static int copies_voter_member(mlfab_node *node, uint32_t voter, const mlfab__fr
   if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
       member.node != mlfab__node_of_server(node, voter))
     return MLFAB_ERR_FRAME;
-  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  memcpy(place->info.addresses, member.addresses, MLFAB__ADDRESSES_MAX);
   int news = place->moved;
   place->moved = 0;
   if (news) copies_tell_all_places(node);
@@ -167,17 +158,17 @@ static int copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hel
     return mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                               "a HELLO of a node that does not vote with this one");
   mlfab__place *place = &node->places[voter];
-  int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce))
+  int older = hello->incarnation < place->info.incarnation;
+  if (older || (hello->incarnation == place->info.incarnation && hello->nonce != place->info.nonce))
     return mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
                               "not the process that joined as this copy");
   uint32_t old = node->voter_links[voter];
   if (mlfab__claim_ask(node, index, old, hello->nonce, frame)) return MLFAB_ERR_AGAIN;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
-  int newer = hello->incarnation > place->incarnation;
-  place->incarnation = hello->incarnation;
-  place->nonce = hello->nonce;
+  int newer = hello->incarnation > place->info.incarnation;
+  place->info.incarnation = hello->incarnation;
+  place->info.nonce = hello->nonce;
   if (newer) place->moved = 1;
   node->voter_links[voter] = index;
   return mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
@@ -365,9 +356,9 @@ static void copies_meets_no_more(mlfab_node *node) {
 static void copies_place_self(mlfab_node *node) {
   if (node->voter == MLFAB__NO_NODE) return;
   mlfab__place *place = &node->places[node->voter];
-  place->incarnation = node->incarnation;
-  place->nonce = node->nonce;
-  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  place->info.incarnation = node->incarnation;
+  place->info.nonce = node->nonce;
+  memcpy(place->info.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
 }
 
 static void copies_welcomed(mlfab_node *node) {

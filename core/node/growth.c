@@ -123,7 +123,7 @@ static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *
 /* Opens the routes to a server that has joined. */
 static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *member) {
   mlfab__place *place = &node->places[server];
-  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
+  if (!place->vacant && place->info.incarnation >= member->incarnation) return; /* known */
   for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
@@ -133,11 +133,11 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
     route->why[0] = route->died[0] = 0;
   }
   place->vacant = 0;
-  place->added = 1;
-  place->hand = member->hand != 0;
-  place->incarnation = member->incarnation;
-  place->nonce = member->nonce;
-  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
+  place->info.added = 1;
+  place->info.hand = member->hand != 0;
+  place->info.incarnation = member->incarnation;
+  place->info.nonce = member->nonce;
+  memcpy(place->info.addresses, member->addresses, MLFAB__ADDRESSES_MAX);
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
                    "joined; it has no slices yet");
@@ -150,7 +150,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
 /* Makes the number of a server vacant: the server has gone, and nobody misses it. */
 static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation) {
   mlfab__place *place = &node->places[server];
-  if (place->vacant || place->incarnation > incarnation) return;
+  if (place->vacant || place->info.incarnation > incarnation) return;
   place->vacant = 1;
   for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
@@ -176,7 +176,7 @@ static void growth_member(mlfab_node *node, const mlfab__member *member) {
 
 static void growth_known(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].added)
+    if (node->places[s].vacant || node->places[s].info.added)
       mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
   }
 }

@@ -73,7 +73,11 @@ static int node_memory(mlfab_node *node) {
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
-  for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
+  for (uint32_t s = 0; s < node->nplaces; s++) {
+    node->places[s].vacant = s < c->servers;
+    node->places[s].info.node = mlfab__node_of_server(node, s);
+    node->places[s].info.roles = MLFAB_ROLE_SERVER;
+  }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
@@ -540,7 +544,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->join_address;
     } else {
-      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
+      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
                                         : node->between->address(node, called - routes);
     }
   }
@@ -808,7 +812,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return !node->places[link->peer].hand;
+      return !node->places[link->peer].info.hand;
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:

@@ -277,13 +277,9 @@ typedef struct mlfab__between {
 /* The place of a server, as told by WELCOME or MEMBER. */
 typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
-  uint8_t added;  /* the server joined the running fabric */
-  uint8_t hand;
-  uint8_t moved; /* another process than WELCOME told has it; address not known yet */
-  /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
-  uint32_t incarnation;
-  uint64_t nonce;
-  char addresses[MLFAB__ADDRESSES_MAX];
+  uint8_t moved;  /* another process than WELCOME told has it; address not known yet */
+  /* Its incarnation is that which server 0 gave to the server when it joined; 0: not known yet. */
+  mlfab__member_info info;
 } mlfab__place;
 
 /* A path of our worker, scheduler or server role to a server. */

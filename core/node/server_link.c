@@ -30,7 +30,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why, 
     return;
   }
   /* The fabric is complete without it. A model may need it: server 0, or the call that begins a model, reports it. */
-  if (node->places[server].added || (node->running && server != 0)) {
+  if (node->places[server].info.added || (node->running && server != 0)) {
     mlfab__server_link_check(node);
     return;
   }
@@ -53,7 +53,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   int vain = !route->greeted && was->heard_ns == was->since_ns;
   route->vain = vain ? (uint8_t)mlfab__min(route->vain + 1, UINT8_MAX) : 0;
   /* If a patience of 5 beats runs, calls stay frequent. */
-  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->added;
+  int hurried = index >= 2 * node->config.servers || mlfab__node_place(node, index)->info.added;
   route->retry_ns = mlfab__node_retry(node, hurried ? 0 : route->vain);
   /* The reason that the peer has told is better than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
@@ -69,7 +69,8 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* By this link server 0 notices when the server goes. */
-  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].added) return 1;
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].info.added)
+    return 1;
   return mlfab__roles_want(node, kind, server, "");
 }
 
@@ -261,7 +262,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   int across = r >= 2 * node->config.servers;
   uint64_t least = (node->copies ? MLFAB__HALT_BEATS : 5) * beat;
   uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
-  if (!votes && (route->greeted || across || place->added) &&
+  if (!votes && (route->greeted || across || place->info.added) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
     server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
@@ -275,7 +276,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
 static int server_link_awaited(const mlfab_node *node, uint32_t index) {
   const mlfab__route *route = &node->routes[index];
   const mlfab__place *place = mlfab__node_place(node, index);
-  return !route->greeted && !place->vacant && !place->added && !(node->running && route->dead);
+  return !route->greeted && !place->vacant && !place->info.added && !(node->running && route->dead);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {

@@ -1319,7 +1319,7 @@ TEST_WITH(test_goodbyes_cross, setup, teardown) {
 /* A leaving worker does not wait for a peer that computes. */
 TEST_WITH(test_goodbye_to_a_hand_driven_peer, setup, teardown) {
   run(1000000);
-  for (uint32_t s = 0; s < n.node[2]->config.servers; s++) n.node[2]->places[s].hand = 1;
+  for (uint32_t s = 0; s < n.node[2]->config.servers; s++) n.node[2]->places[s].info.hand = 1;
   n.slow_ns[0] = 5000000000;
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
   run(1000000);
@@ -1614,7 +1614,7 @@ TEST(test_pace_of_calls_with_a_patience) {
     caller_opens(&c, "tcp:h:7");
     mlfab_node *node = c.node;
     mlfab__route *route = &node->routes[mlfab__node_route_of(node, rows[i].kind, 0)];
-    node->places[0].added = rows[i].added;
+    node->places[0].info.added = rows[i].added;
     for (uint32_t ends = 1; ends < 8; ends++) {
       const mlfab__link was = {.kind = rows[i].kind, .peer = 0};
       route->link = 7;
