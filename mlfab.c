@@ -7544,20 +7544,16 @@ typedef struct mlfab__role {
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then all other frames
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    PEER     from our worker role to another worker's node, for aggregation and collectives:
- *             MEET, then updates and messages up, the model down; PEER_IN: its other end. Opened
- *             on demand: the node asks server 0 (WHERE), which answers with the addresses (THERE)
+ *    PEER     from our worker role to another worker's node; PEER_IN: its other end. See peer_link.c
  *    RESHARD  from our server role to another server, to move slices: HELLO, HELLO_ACK, the orders
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
- *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
- *             and the answers to them; VOTER_IN: its other end. One link per direction: see copies.h
+ *    VOTER    between the copies of a server and the scheduler; VOTER_IN: its other end. See copies.h
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
- * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from inside a
- * role: it carries out a role's requests to links (drop, detach) after the role has returned. A dropped link closes at
- * once and loses its queue.
+ * frames with a bulk (port.h). When a role has returned (role.h), a link that it dropped closes at once, and loses its
+ * queue.
  *
  * Strangers. A caller has to show the job in its first frame, and to prove the key in a fabric with a key (guard
  * below). Until then it learns only the reason of a refusal: neither the job (the header omits its hash) nor that a
@@ -7574,8 +7570,6 @@ typedef struct mlfab__role {
  *
  *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
  *  (2) In a fabric with a key only a process that has proved the key is heard.
- *
- * Growth: see growth.h.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a heartbeat
@@ -7597,9 +7591,6 @@ typedef struct mlfab__role {
  *  (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a dedicated server when another
  *      process says JOIN for its number; a welcomed process has 5 beats to say HELLO. Until that is decided server 0
  *      hangs up on the other process, which calls again.
- *  (6) A caller continues right after MEET, so it cannot wait for a claim. The node refuses the caller, probes the
- *      holder, and closes the holder's link after 2 beats without an answer. Meanwhile the caller calls again for as
- *      long as it needs the link.
  *
  * Admission. A node checks the identity in a first frame. Server 0 knows the incarnation and nonce of every node from
  * JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a separate scheduler
@@ -7918,7 +7909,7 @@ typedef struct mlfab__copies_table {
   void (*why)(const mlfab__route *route, char text[128]);
   int (*admitted)(const mlfab_node *node);
 
-  /* Joining. judge: judges a JOIN of `who`, as bootstrap_judge. rejects: returns 1 if the node with this id (NO_NODE:
+  /* Joining. judge: judges a JOIN of `who`, as bootstrap_compare. rejects: returns 1 if the node with this id (NO_NODE:
    * not known yet) has to call again. welcome: WELCOME is due to that node. welcomed: this node got WELCOME. */
   int (*judge)(const mlfab_node *node, const mlfab__join *join, const char *who, char *text,
                size_t room);
@@ -8128,7 +8119,6 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, uint32_t peer);
 MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t link,
                                      uint64_t token);
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
@@ -9708,10 +9698,6 @@ MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t l
   action->token = token;
 }
 
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token) {
-  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, token);
-}
-
 /* --- links --- */
 
 MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
@@ -10302,6 +10288,10 @@ MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
+ * After MEET come updates and messages up, the model down. A caller continues right after MEET, so it cannot wait for a
+ * claim (node.h, Numbers). The node refuses the caller, probes the holder, and closes the holder's link after 2 beats
+ * without an answer. Meanwhile the caller calls again for as long as it needs the link.
+ *
  * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
  * the aggregator's node answers. A node that is its own aggregator has a pair of inner links. The node asks for
  * addresses before every call, because a restarted worker has new addresses. */
@@ -10415,7 +10405,7 @@ static void hop_there(mlfab_node *node, const mlfab__member *there) {
   memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
   hop->connecting = 1;
   hop->since_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
 /* Takes WHERE at server 0, or THERE from server 0. */
@@ -11183,7 +11173,7 @@ MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {
   route->connecting = 1;
   route->connect_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_SERVER + index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index, const char *why) {
@@ -11874,54 +11864,16 @@ static const char *bootstrap_value(char text[24], const bootstrap_setting *s, ui
   return text;
 }
 
-static void bootstrap_who(char who[40], const mlfab__join *join) {
-  snprintf(who, 40, "a process that joins");
-  if (join->rank != MLFAB_NO_RANK)
-    snprintf(who, 40, "%s %d",
-             join->roles & MLFAB_ROLE_WORKER    ? "worker"
-             : join->roles & MLFAB_ROLE_SERVER  ? "server"
-             : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
-                                                : "scheduler",
-             (int)join->rank);
-}
-
-/* Returns 0; or WORLD, and a text with the first different setting, both values and both ranks. */
-static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
-                             const bootstrap_setting *settings, size_t n, char *text, size_t room) {
-  char who[40], there[24], here[24];
-  bootstrap_who(who, join);
-  for (size_t i = 0; i < n; i++) {
-    const bootstrap_setting *s = &settings[i];
-    if (s->there == s->here) continue;
-    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
-             s->name, s->variable, bootstrap_value(there, s, s->there), who,
-             bootstrap_value(here, s, s->here),
-             node->config.dedicated ? "" : " (worker 0's process)");
-    return MLFAB_ERR_WORLD;
-  }
-  return 0;
-}
-
-/* Compares settings that each node has, with or without a number. Kernels: with cblas, norms, by which updates are
- * clipped and judged, have other bits. */
-static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
+/* Compares settings that each node has; `world`: also those that describe the world, which a process without a number
+ * learns. Returns 0; or WORLD, and a text with the first different setting, both values and both ranks. Kernels: with
+ * cblas, norms, by which updates are clipped and judged, have other bits. */
+static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join, int world, char *text,
+                             size_t room) {
   static const char *const kernels[] = {"own", "cblas"};
-  const mlfab_config *c = &node->config;
-  const bootstrap_setting settings[] = {
-      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
-  int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
-  char who[40];
-  bootstrap_who(who, join);
-  return code || !node->copies ? code : node->copies->judge(node, join, who, text, room);
-}
-
-/* Compares the settings that describe the world. */
-static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
   static const char *const schedulers[] = {"none", "beside", "own"};
   const mlfab_config *c = &node->config;
   const bootstrap_setting settings[] = {
+      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)},
       {"scheduler", "MLFAB_SCHEDULER", join->scheduler, c->scheduler, schedulers,
        MLFAB__COUNT(schedulers)},
       {"workers", "MLFAB_WORKERS, or the launcher's number of processes", join->founders,
@@ -11931,7 +11883,24 @@ static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join
       {"dedicated", "MLFAB_DEDICATED", join->dedicated, c->dedicated, NULL, 0},
       {"servers", "MLFAB_SERVERS", join->founding, node->founding, NULL, 0},
       {"servers_max", "MLFAB_SERVERS_MAX", join->servers, c->servers, NULL, 0}};
-  return bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
+  char who[40] = "a process that joins", there[24], here[24];
+  if (join->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, "%s %d",
+             join->roles & MLFAB_ROLE_WORKER    ? "worker"
+             : join->roles & MLFAB_ROLE_SERVER  ? "server"
+             : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
+                                                : "scheduler",
+             (int)join->rank);
+  for (size_t i = 0; i < (world ? MLFAB__COUNT(settings) : 1); i++) {
+    const bootstrap_setting *s = &settings[i];
+    if (s->there == s->here) continue;
+    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
+             s->name, s->variable, bootstrap_value(there, s, s->there), who,
+             bootstrap_value(here, s, s->here),
+             node->config.dedicated ? "" : " (worker 0's process)");
+    return MLFAB_ERR_WORLD;
+  }
+  return node->copies ? node->copies->judge(node, join, who, text, room) : 0;
 }
 
 /* Judges a JOIN. Returns 0, or a code and a text with the reason to refuse it. */
@@ -11942,9 +11911,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
-  if (bootstrap_judge_alike(node, join, text, room) ||
-      bootstrap_judge_world(node, join, text, room))
-    return MLFAB_ERR_WORLD;
+  if (bootstrap_compare(node, join, 1, text, room)) return MLFAB_ERR_WORLD;
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
@@ -12044,7 +12011,7 @@ static int bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in
                               "a JOIN that does not parse");
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
+  if (asks && (!node->growth || bootstrap_compare(node, &join, 0, text, sizeof text))) {
     if (!node->growth)
       snprintf(text, sizeof text,
                "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
@@ -12162,7 +12129,7 @@ static void bootstrap_call(mlfab_node *node) {
                       node->join_address, sizeof node->join_address);
   node->join_other ^= 1;
   node->join_connecting = 1;
-  mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_JOIN);
 }
 
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
@@ -12435,7 +12402,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
  *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
  *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
  *  (5) Voters: copy c of server s has number c * servers + s; the scheduler is the last. A copy calls the other copy
- *      and the scheduler; the scheduler calls all copies. VOTER links are called again forever, and declare nobody
+ *      and the scheduler; the scheduler calls all copies. A VOTER link carries HELLO, HELLO_ACK, votes, a copy's states
+ *      and the answers to them. VOTER links are called again forever, and declare nobody
  *      dead.
  *  (6) A process that replaces another joins at the serving copy of server 0, and tries both addresses of
  *      config.coordinator. Server 0 does so, too, at the other copy's address, while it is forming a fabric (`meets`):

@@ -118,54 +118,16 @@ static const char *bootstrap_value(char text[24], const bootstrap_setting *s, ui
   return text;
 }
 
-static void bootstrap_who(char who[40], const mlfab__join *join) {
-  snprintf(who, 40, "a process that joins");
-  if (join->rank != MLFAB_NO_RANK)
-    snprintf(who, 40, "%s %d",
-             join->roles & MLFAB_ROLE_WORKER    ? "worker"
-             : join->roles & MLFAB_ROLE_SERVER  ? "server"
-             : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
-                                                : "scheduler",
-             (int)join->rank);
-}
-
-/* Returns 0; or WORLD, and a text with the first different setting, both values and both ranks. */
-static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
-                             const bootstrap_setting *settings, size_t n, char *text, size_t room) {
-  char who[40], there[24], here[24];
-  bootstrap_who(who, join);
-  for (size_t i = 0; i < n; i++) {
-    const bootstrap_setting *s = &settings[i];
-    if (s->there == s->here) continue;
-    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
-             s->name, s->variable, bootstrap_value(there, s, s->there), who,
-             bootstrap_value(here, s, s->here),
-             node->config.dedicated ? "" : " (worker 0's process)");
-    return MLFAB_ERR_WORLD;
-  }
-  return 0;
-}
-
-/* Compares settings that each node has, with or without a number. Kernels: with cblas, norms, by which updates are
- * clipped and judged, have other bits. */
-static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
+/* Compares settings that each node has; `world`: also those that describe the world, which a process without a number
+ * learns. Returns 0; or WORLD, and a text with the first different setting, both values and both ranks. Kernels: with
+ * cblas, norms, by which updates are clipped and judged, have other bits. */
+static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join, int world, char *text,
+                             size_t room) {
   static const char *const kernels[] = {"own", "cblas"};
-  const mlfab_config *c = &node->config;
-  const bootstrap_setting settings[] = {
-      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
-  int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
-  char who[40];
-  bootstrap_who(who, join);
-  return code || !node->copies ? code : node->copies->judge(node, join, who, text, room);
-}
-
-/* Compares the settings that describe the world. */
-static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
   static const char *const schedulers[] = {"none", "beside", "own"};
   const mlfab_config *c = &node->config;
   const bootstrap_setting settings[] = {
+      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)},
       {"scheduler", "MLFAB_SCHEDULER", join->scheduler, c->scheduler, schedulers,
        MLFAB__COUNT(schedulers)},
       {"workers", "MLFAB_WORKERS, or the launcher's number of processes", join->founders,
@@ -175,7 +137,24 @@ static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join
       {"dedicated", "MLFAB_DEDICATED", join->dedicated, c->dedicated, NULL, 0},
       {"servers", "MLFAB_SERVERS", join->founding, node->founding, NULL, 0},
       {"servers_max", "MLFAB_SERVERS_MAX", join->servers, c->servers, NULL, 0}};
-  return bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
+  char who[40] = "a process that joins", there[24], here[24];
+  if (join->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, "%s %d",
+             join->roles & MLFAB_ROLE_WORKER    ? "worker"
+             : join->roles & MLFAB_ROLE_SERVER  ? "server"
+             : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
+                                                : "scheduler",
+             (int)join->rank);
+  for (size_t i = 0; i < (world ? MLFAB__COUNT(settings) : 1); i++) {
+    const bootstrap_setting *s = &settings[i];
+    if (s->there == s->here) continue;
+    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
+             s->name, s->variable, bootstrap_value(there, s, s->there), who,
+             bootstrap_value(here, s, s->here),
+             node->config.dedicated ? "" : " (worker 0's process)");
+    return MLFAB_ERR_WORLD;
+  }
+  return node->copies ? node->copies->judge(node, join, who, text, room) : 0;
 }
 
 /* Judges a JOIN. Returns 0, or a code and a text with the reason to refuse it. */
@@ -186,9 +165,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
-  if (bootstrap_judge_alike(node, join, text, room) ||
-      bootstrap_judge_world(node, join, text, room))
-    return MLFAB_ERR_WORLD;
+  if (bootstrap_compare(node, join, 1, text, room)) return MLFAB_ERR_WORLD;
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
@@ -288,7 +265,7 @@ static int bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in
                               "a JOIN that does not parse");
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
+  if (asks && (!node->growth || bootstrap_compare(node, &join, 0, text, sizeof text))) {
     if (!node->growth)
       snprintf(text, sizeof text,
                "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
@@ -406,7 +383,7 @@ static void bootstrap_call(mlfab_node *node) {
                       node->join_address, sizeof node->join_address);
   node->join_other ^= 1;
   node->join_connecting = 1;
-  mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_JOIN);
 }
 
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,

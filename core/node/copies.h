@@ -18,7 +18,8 @@
  *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
  *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
  *  (5) Voters: copy c of server s has number c * servers + s; the scheduler is the last. A copy calls the other copy
- *      and the scheduler; the scheduler calls all copies. VOTER links are called again forever, and declare nobody
+ *      and the scheduler; the scheduler calls all copies. A VOTER link carries HELLO, HELLO_ACK, votes, a copy's states
+ *      and the answers to them. VOTER links are called again forever, and declare nobody
  *      dead.
  *  (6) A process that replaces another joins at the serving copy of server 0, and tries both addresses of
  *      config.coordinator. Server 0 does so, too, at the other copy's address, while it is forming a fabric (`meets`):

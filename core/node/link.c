@@ -174,10 +174,6 @@ MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t l
   action->token = token;
 }
 
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token) {
-  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, token);
-}
-
 /* --- links --- */
 
 MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {

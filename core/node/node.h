@@ -11,20 +11,16 @@
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then all other frames
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    PEER     from our worker role to another worker's node, for aggregation and collectives:
- *             MEET, then updates and messages up, the model down; PEER_IN: its other end. Opened
- *             on demand: the node asks server 0 (WHERE), which answers with the addresses (THERE)
+ *    PEER     from our worker role to another worker's node; PEER_IN: its other end. See peer_link.c
  *    RESHARD  from our server role to another server, to move slices: HELLO, HELLO_ACK, the orders
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
- *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
- *             and the answers to them; VOTER_IN: its other end. One link per direction: see copies.h
+ *    VOTER    between the copies of a server and the scheduler; VOTER_IN: its other end. See copies.h
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
- * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from inside a
- * role: it carries out a role's requests to links (drop, detach) after the role has returned. A dropped link closes at
- * once and loses its queue.
+ * frames with a bulk (port.h). When a role has returned (role.h), a link that it dropped closes at once, and loses its
+ * queue.
  *
  * Strangers. A caller has to show the job in its first frame, and to prove the key in a fabric with a key (guard
  * below). Until then it learns only the reason of a refusal: neither the job (the header omits its hash) nor that a
@@ -41,8 +37,6 @@
  *
  *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
  *  (2) In a fabric with a key only a process that has proved the key is heard.
- *
- * Growth: see growth.h.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a heartbeat
@@ -64,9 +58,6 @@
  *  (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a dedicated server when another
  *      process says JOIN for its number; a welcomed process has 5 beats to say HELLO. Until that is decided server 0
  *      hangs up on the other process, which calls again.
- *  (6) A caller continues right after MEET, so it cannot wait for a claim. The node refuses the caller, probes the
- *      holder, and closes the holder's link after 2 beats without an answer. Meanwhile the caller calls again for as
- *      long as it needs the link.
  *
  * Admission. A node checks the identity in a first frame. Server 0 knows the incarnation and nonce of every node from
  * JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a separate scheduler
@@ -393,7 +384,7 @@ typedef struct mlfab__copies_table {
   void (*why)(const mlfab__route *route, char text[128]);
   int (*admitted)(const mlfab_node *node);
 
-  /* Joining. judge: judges a JOIN of `who`, as bootstrap_judge. rejects: returns 1 if the node with this id (NO_NODE:
+  /* Joining. judge: judges a JOIN of `who`, as bootstrap_compare. rejects: returns 1 if the node with this id (NO_NODE:
    * not known yet) has to call again. welcome: WELCOME is due to that node. welcomed: this node got WELCOME. */
   int (*judge)(const mlfab_node *node, const mlfab__join *join, const char *who, char *text,
                size_t room);
@@ -603,7 +594,6 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, uint32_t peer);
 MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t link,
                                      uint64_t token);
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);

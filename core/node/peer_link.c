@@ -4,6 +4,10 @@
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
+ * After MEET come updates and messages up, the model down. A caller continues right after MEET, so it cannot wait for a
+ * claim (node.h, Numbers). The node refuses the caller, probes the holder, and closes the holder's link after 2 beats
+ * without an answer. Meanwhile the caller calls again for as long as it needs the link.
+ *
  * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
  * the aggregator's node answers. A node that is its own aggregator has a pair of inner links. The node asks for
  * addresses before every call, because a restarted worker has new addresses. */
@@ -122,7 +126,7 @@ static void hop_there(mlfab_node *node, const mlfab__member *there) {
   memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
   hop->connecting = 1;
   hop->since_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
 /* Takes WHERE at server 0, or THERE from server 0. */

@@ -79,7 +79,7 @@ MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {
   route->connecting = 1;
   route->connect_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, MLFAB__TOKEN_SERVER + index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index, const char *why) {
