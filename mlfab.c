@@ -8275,6 +8275,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 /* --- bootstrap.c: joining --- */
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
+/* A JOIN with the settings of the world only. */
+MLFAB__INTERNAL mlfab__join mlfab__bootstrap_world(const mlfab_node *node);
 /* up: the connection for joining is up. failed: it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
@@ -8478,10 +8480,11 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
   node->nroles = 0;
 }
 
-/* Loops over the roles on links of a kind: `role` takes each value in turn. */
-#define ROLE_EACH(role, node, kind)                   \
-  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
-    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)
+/* Loops over the roles with this function on links of a kind: `role` takes each value in turn. */
+#define ROLE_EACH(role, node, kind, function)                                               \
+  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++)                                       \
+    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL) \
+      if (role->function)
 
 MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
@@ -8502,38 +8505,33 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
                                        mlfab__greeting *greeting) {
   int code = 0;
-  ROLE_EACH(role, node, kind) {
-    if (!code && role->hello)
-      code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  ROLE_EACH(role, node, kind, hello) {
+    if (!code) code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
   }
   return code;
 }
 
 MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
                                      mlfab__greeting *greeting) {
-  ROLE_EACH(role, node, kind) {
-    if (role->up) role->up(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, up) role->up(role->self, at, greeting);
 }
 
 MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer) {
-  ROLE_EACH(role, node, kind) {
-    if (role->lost) role->lost(role->self, (mlfab__at){kind, peer, node->now_ns});
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, lost) role->lost(role->self, at);
 }
 
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left) {
-  ROLE_EACH(role, node, kind) {
-    if (role->gone) role->gone(role->self, (mlfab__at){kind, peer, node->now_ns}, left);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, gone) role->gone(role->self, at, left);
 }
 
 MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
                                       const char *why) {
   int wanted = 0;
-  ROLE_EACH(role, node, kind) {
-    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns}, why);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, wants) wanted |= role->wants(role->self, at, why);
   return wanted;
 }
 
@@ -9093,30 +9091,20 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 /* The first action of the queue. */
 static void node_next_action(mlfab_node *node, mlfab_action *action) {
   const mlfab__queued_action *queued = &node->actions[node->actions_begin];
-  memset(action, 0, sizeof *action);
-  action->kind = queued->kind;
-  action->link = queued->link;
-  action->token = queued->token;
-  if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
-    if (queued->token == MLFAB__TOKEN_JOIN) {
-      action->address = node->join_address;
-    } else {
-      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
+  *action = (mlfab_action){.kind = queued->kind, .link = queued->link, .token = queued->token};
+  uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
+  if (queued->kind == MLFAB_ACTION_CONNECT)
+    action->address = queued->token == MLFAB__TOKEN_JOIN ? node->join_address
+                      : called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
                                         : node->between->address(node, called - routes);
-    }
-  }
   if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
 static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *action) {
   const mlfab__frame_out *frame = &node->frame;
-  mlfab__header header;
-  memset(&header, 0, sizeof header);
-  header.type = frame->type;
-  header.meta_bytes = frame->meta_bytes;
-  header.bulk_bytes = frame->bulk_bytes;
+  mlfab__header header = {
+      .type = frame->type, .meta_bytes = frame->meta_bytes, .bulk_bytes = frame->bulk_bytes};
   if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM &&
       frame->type != MLFAB__PROOF) {
     header.job = node->job;
@@ -9206,10 +9194,7 @@ static void node_done_action(mlfab_node *node, int status) {
   if (queued.kind == MLFAB_ACTION_FILE) {
     node->files->refused(node, queued.token, status);
   } else if (queued.kind == MLFAB_ACTION_CONNECT) {
-    mlfab_io_event event;
-    memset(&event, 0, sizeof event);
-    event.token = queued.token;
-    event.code = status;
+    const mlfab_io_event event = {.token = queued.token, .code = status};
     node_down(node, &event);
     if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
       node_cannot_dial(node, status);
@@ -9367,23 +9352,15 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
 /* Would the peer take the end of this link for a death or a close? Between workers, server 0 reports the end. A
  * hand-driven peer may compute for long before it reads. */
 static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
-  switch (link->kind) {
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return !node->places[link->peer].info.hand;
-    case MLFAB__LINK_WORKER:
-      return !node->callers[link->peer].hand;
-    default:
-      return link->kind == MLFAB__LINK_SCHEDULER || link->kind == MLFAB__LINK_VOTER;
-  }
+  const uint32_t heeding = MLFAB__ON(SERVER) | MLFAB__ON(PLANNER) | MLFAB__ON(WORKER) |
+                           MLFAB__ON(SCHEDULER) | MLFAB__ON(VOTER);
+  return (heeding & 1u << link->kind) && !mlfab__claim_is_hand(node, link);
 }
 
 /* Says BYE on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
-  mlfab__bye bye;
+  const mlfab__bye bye = {.text = "closing"};
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  snprintf(bye.text, sizeof bye.text, "closing");
   uint32_t n = mlfab__encode_bye(meta, &bye);
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];
@@ -9845,12 +9822,8 @@ MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t index, int cod
 
 MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t index, enum mlfab__cause cause,
                                           int code, int32_t rank, const char *text) {
-  mlfab__refuse refuse;
+  mlfab__refuse refuse = {.code = code, .rank = rank, .cause = cause};
   uint8_t meta[MLFAB__TEXT_MAX + 64];
-  memset(&refuse, 0, sizeof refuse);
-  refuse.code = code;
-  refuse.rank = rank;
-  refuse.cause = cause;
   snprintf(refuse.text, sizeof refuse.text, "%s", text);
   mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
   node->links[index].closing = 1;
@@ -10370,11 +10343,8 @@ static int hop_where(mlfab_node *node, mlfab__at at, const mlfab__frame_in *fram
       where.node >= node->config.workers)
     return MLFAB_ERR_FRAME;
   const mlfab__peer *peer = &node->peers[where.node];
-  mlfab__member there;
+  mlfab__member there = {.node = where.node, .incarnation = peer->incarnation};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&there, 0, sizeof there);
-  there.node = where.node;
-  there.incarnation = peer->incarnation;
   if (where.node == node->id) {
     memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
   } else if (peer->joined && peer->addresses) {
@@ -10877,18 +10847,9 @@ static void growth_asks(mlfab_node *node, uint32_t link, const mlfab__join *ask)
   uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
   node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
   node->peers[id].offered_to = ask->nonce;
-  mlfab__join told;
+  mlfab__join told = mlfab__bootstrap_world(node);
   uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
-  memset(&told, 0, sizeof told);
   told.rank = (int32_t)best;
-  told.workers = c->workers;
-  told.founders = node->founders;
-  told.servers = c->servers;
-  told.founding = node->founding;
-  told.dedicated = c->dedicated;
-  told.replicas = c->replicas;
-  told.scheduler = c->scheduler;
-  told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* no peer's link: it closes after reading this */
   node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
@@ -10999,12 +10960,11 @@ static void growth_describe(const mlfab_node *node, uint32_t server, uint32_t ki
                             mlfab__member *member) {
   uint32_t id = mlfab__node_of_server(node, server);
   const mlfab__peer *peer = &node->peers[id];
-  memset(member, 0, sizeof *member);
-  member->node = id;
-  member->incarnation = peer->incarnation;
-  member->kind = kind;
-  member->hand = peer->hand;
-  member->nonce = peer->nonce;
+  *member = (mlfab__member){.node = id,
+                            .incarnation = peer->incarnation,
+                            .kind = kind,
+                            .hand = peer->hand,
+                            .nonce = peer->nonce};
   if (peer->addresses) memcpy(member->addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
 }
 
@@ -11437,12 +11397,9 @@ MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node) {
 
 static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
   if (!node->is_coordinator) return;
-  mlfab__member member;
+  const mlfab__member member = {
+      .node = worker, .incarnation = node->peers[worker].incarnation, .kind = kind};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&member, 0, sizeof member);
-  member.node = worker;
-  member.incarnation = node->peers[worker].incarnation;
-  member.kind = kind;
   uint32_t n = mlfab__encode_member(meta, &member);
   for (uint32_t w = 0; w < node->config.workers; w++) {
     uint32_t link = node->callers[w].link;
@@ -12160,19 +12117,22 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
     bootstrap_call(node);
 }
 
+MLFAB__INTERNAL mlfab__join mlfab__bootstrap_world(const mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  return (mlfab__join){.workers = c->workers,
+                       .founders = node->founders,
+                       .servers = c->servers,
+                       .founding = node->founding,
+                       .dedicated = c->dedicated,
+                       .replicas = c->replicas,
+                       .scheduler = c->scheduler,
+                       .kernels = c->kernels};
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
-  mlfab__join join;
-  memset(&join, 0, sizeof join);
+  mlfab__join join = mlfab__bootstrap_world(node);
   join.rank = node->config.join ? MLFAB_NO_RANK : node->config.rank;
   join.roles = node->config.roles;
-  join.workers = node->config.workers;
-  join.founders = node->founders;
-  join.servers = node->config.servers;
-  join.founding = node->founding;
-  join.dedicated = node->config.dedicated;
-  join.replicas = node->config.replicas;
-  join.scheduler = node->config.scheduler;
-  join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   join.heartbeat_ns = node->config.heartbeat_ns;
@@ -12299,8 +12259,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 
 /* Tells the nodes that have joined which nodes are missing, so that their errors can name these. */
 static void bootstrap_tell_missing(mlfab_node *node) {
-  mlfab__member member;
-  memset(&member, 0, sizeof member);
+  mlfab__member member = {.node = 0};
   bootstrap_list_missing(node);
   memcpy(member.addresses, node->missing, sizeof node->missing);
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
@@ -12448,11 +12407,8 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* Tells a caller to try the other copy, and closes its link. */
 static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) {
-  mlfab__bye bye;
+  mlfab__bye bye = {.code = MLFAB_ERR_AGAIN, .nonce = node->nonce};
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  bye.code = MLFAB_ERR_AGAIN;
-  bye.nonce = node->nonce;
   snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
   mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
   node->links[index].closing = 1;
@@ -12573,11 +12529,8 @@ static void copies_say_where(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   int votes = link->kind == MLFAB__LINK_VOTER;
   if (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)) return;
-  mlfab__member self;
+  mlfab__member self = {.node = node->id, .incarnation = node->incarnation};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&self, 0, sizeof self);
-  self.node = node->id;
-  self.incarnation = node->incarnation;
   memcpy(self.addresses, node->addresses, sizeof self.addresses);
   mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
 }

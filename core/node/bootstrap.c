@@ -414,19 +414,22 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
     bootstrap_call(node);
 }
 
+MLFAB__INTERNAL mlfab__join mlfab__bootstrap_world(const mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  return (mlfab__join){.workers = c->workers,
+                       .founders = node->founders,
+                       .servers = c->servers,
+                       .founding = node->founding,
+                       .dedicated = c->dedicated,
+                       .replicas = c->replicas,
+                       .scheduler = c->scheduler,
+                       .kernels = c->kernels};
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
-  mlfab__join join;
-  memset(&join, 0, sizeof join);
+  mlfab__join join = mlfab__bootstrap_world(node);
   join.rank = node->config.join ? MLFAB_NO_RANK : node->config.rank;
   join.roles = node->config.roles;
-  join.workers = node->config.workers;
-  join.founders = node->founders;
-  join.servers = node->config.servers;
-  join.founding = node->founding;
-  join.dedicated = node->config.dedicated;
-  join.replicas = node->config.replicas;
-  join.scheduler = node->config.scheduler;
-  join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   join.heartbeat_ns = node->config.heartbeat_ns;
@@ -553,8 +556,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 
 /* Tells the nodes that have joined which nodes are missing, so that their errors can name these. */
 static void bootstrap_tell_missing(mlfab_node *node) {
-  mlfab__member member;
-  memset(&member, 0, sizeof member);
+  mlfab__member member = {.node = 0};
   bootstrap_list_missing(node);
   memcpy(member.addresses, node->missing, sizeof node->missing);
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];

@@ -18,12 +18,9 @@ MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node) {
 
 static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
   if (!node->is_coordinator) return;
-  mlfab__member member;
+  const mlfab__member member = {
+      .node = worker, .incarnation = node->peers[worker].incarnation, .kind = kind};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&member, 0, sizeof member);
-  member.node = worker;
-  member.incarnation = node->peers[worker].incarnation;
-  member.kind = kind;
   uint32_t n = mlfab__encode_member(meta, &member);
   for (uint32_t w = 0; w < node->config.workers; w++) {
     uint32_t link = node->callers[w].link;

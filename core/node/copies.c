@@ -5,11 +5,8 @@
 
 /* Tells a caller to try the other copy, and closes its link. */
 static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) {
-  mlfab__bye bye;
+  mlfab__bye bye = {.code = MLFAB_ERR_AGAIN, .nonce = node->nonce};
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  bye.code = MLFAB_ERR_AGAIN;
-  bye.nonce = node->nonce;
   snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
   mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
   node->links[index].closing = 1;
@@ -130,11 +127,8 @@ static void copies_say_where(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   int votes = link->kind == MLFAB__LINK_VOTER;
   if (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)) return;
-  mlfab__member self;
+  mlfab__member self = {.node = node->id, .incarnation = node->incarnation};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&self, 0, sizeof self);
-  self.node = node->id;
-  self.incarnation = node->incarnation;
   memcpy(self.addresses, node->addresses, sizeof self.addresses);
   mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
 }

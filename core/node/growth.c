@@ -76,18 +76,9 @@ static void growth_asks(mlfab_node *node, uint32_t link, const mlfab__join *ask)
   uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
   node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
   node->peers[id].offered_to = ask->nonce;
-  mlfab__join told;
+  mlfab__join told = mlfab__bootstrap_world(node);
   uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
-  memset(&told, 0, sizeof told);
   told.rank = (int32_t)best;
-  told.workers = c->workers;
-  told.founders = node->founders;
-  told.servers = c->servers;
-  told.founding = node->founding;
-  told.dedicated = c->dedicated;
-  told.replicas = c->replicas;
-  told.scheduler = c->scheduler;
-  told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* no peer's link: it closes after reading this */
   node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
@@ -198,12 +189,11 @@ static void growth_describe(const mlfab_node *node, uint32_t server, uint32_t ki
                             mlfab__member *member) {
   uint32_t id = mlfab__node_of_server(node, server);
   const mlfab__peer *peer = &node->peers[id];
-  memset(member, 0, sizeof *member);
-  member->node = id;
-  member->incarnation = peer->incarnation;
-  member->kind = kind;
-  member->hand = peer->hand;
-  member->nonce = peer->nonce;
+  *member = (mlfab__member){.node = id,
+                            .incarnation = peer->incarnation,
+                            .kind = kind,
+                            .hand = peer->hand,
+                            .nonce = peer->nonce};
   if (peer->addresses) memcpy(member->addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
 }
 

@@ -321,12 +321,8 @@ MLFAB__INTERNAL int mlfab__node_refuse(mlfab_node *node, uint32_t index, int cod
 
 MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t index, enum mlfab__cause cause,
                                           int code, int32_t rank, const char *text) {
-  mlfab__refuse refuse;
+  mlfab__refuse refuse = {.code = code, .rank = rank, .cause = cause};
   uint8_t meta[MLFAB__TEXT_MAX + 64];
-  memset(&refuse, 0, sizeof refuse);
-  refuse.code = code;
-  refuse.rank = rank;
-  refuse.cause = cause;
   snprintf(refuse.text, sizeof refuse.text, "%s", text);
   mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
   node->links[index].closing = 1;

@@ -535,30 +535,20 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 /* The first action of the queue. */
 static void node_next_action(mlfab_node *node, mlfab_action *action) {
   const mlfab__queued_action *queued = &node->actions[node->actions_begin];
-  memset(action, 0, sizeof *action);
-  action->kind = queued->kind;
-  action->link = queued->link;
-  action->token = queued->token;
-  if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
-    if (queued->token == MLFAB__TOKEN_JOIN) {
-      action->address = node->join_address;
-    } else {
-      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
+  *action = (mlfab_action){.kind = queued->kind, .link = queued->link, .token = queued->token};
+  uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
+  if (queued->kind == MLFAB_ACTION_CONNECT)
+    action->address = queued->token == MLFAB__TOKEN_JOIN ? node->join_address
+                      : called < routes ? mlfab__node_place(node, (uint32_t)called)->info.addresses
                                         : node->between->address(node, called - routes);
-    }
-  }
   if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
 static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *action) {
   const mlfab__frame_out *frame = &node->frame;
-  mlfab__header header;
-  memset(&header, 0, sizeof header);
-  header.type = frame->type;
-  header.meta_bytes = frame->meta_bytes;
-  header.bulk_bytes = frame->bulk_bytes;
+  mlfab__header header = {
+      .type = frame->type, .meta_bytes = frame->meta_bytes, .bulk_bytes = frame->bulk_bytes};
   if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM &&
       frame->type != MLFAB__PROOF) {
     header.job = node->job;
@@ -648,10 +638,7 @@ static void node_done_action(mlfab_node *node, int status) {
   if (queued.kind == MLFAB_ACTION_FILE) {
     node->files->refused(node, queued.token, status);
   } else if (queued.kind == MLFAB_ACTION_CONNECT) {
-    mlfab_io_event event;
-    memset(&event, 0, sizeof event);
-    event.token = queued.token;
-    event.code = status;
+    const mlfab_io_event event = {.token = queued.token, .code = status};
     node_down(node, &event);
     if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
       node_cannot_dial(node, status);
@@ -809,23 +796,15 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
 /* Would the peer take the end of this link for a death or a close? Between workers, server 0 reports the end. A
  * hand-driven peer may compute for long before it reads. */
 static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
-  switch (link->kind) {
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return !node->places[link->peer].info.hand;
-    case MLFAB__LINK_WORKER:
-      return !node->callers[link->peer].hand;
-    default:
-      return link->kind == MLFAB__LINK_SCHEDULER || link->kind == MLFAB__LINK_VOTER;
-  }
+  const uint32_t heeding = MLFAB__ON(SERVER) | MLFAB__ON(PLANNER) | MLFAB__ON(WORKER) |
+                           MLFAB__ON(SCHEDULER) | MLFAB__ON(VOTER);
+  return (heeding & 1u << link->kind) && !mlfab__claim_is_hand(node, link);
 }
 
 /* Says BYE on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
-  mlfab__bye bye;
+  const mlfab__bye bye = {.text = "closing"};
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  snprintf(bye.text, sizeof bye.text, "closing");
   uint32_t n = mlfab__encode_bye(meta, &bye);
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];

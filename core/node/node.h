@@ -750,6 +750,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 /* --- bootstrap.c: joining --- */
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
+/* A JOIN with the settings of the world only. */
+MLFAB__INTERNAL mlfab__join mlfab__bootstrap_world(const mlfab_node *node);
 /* up: the connection for joining is up. failed: it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);

@@ -91,11 +91,8 @@ static int hop_where(mlfab_node *node, mlfab__at at, const mlfab__frame_in *fram
       where.node >= node->config.workers)
     return MLFAB_ERR_FRAME;
   const mlfab__peer *peer = &node->peers[where.node];
-  mlfab__member there;
+  mlfab__member there = {.node = where.node, .incarnation = peer->incarnation};
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&there, 0, sizeof there);
-  there.node = where.node;
-  there.incarnation = peer->incarnation;
   if (where.node == node->id) {
     memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
   } else if (peer->joined && peer->addresses) {

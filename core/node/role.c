@@ -144,10 +144,11 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
   node->nroles = 0;
 }
 
-/* Loops over the roles on links of a kind: `role` takes each value in turn. */
-#define ROLE_EACH(role, node, kind)                   \
-  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
-    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)
+/* Loops over the roles with this function on links of a kind: `role` takes each value in turn. */
+#define ROLE_EACH(role, node, kind, function)                                               \
+  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++)                                       \
+    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL) \
+      if (role->function)
 
 MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
@@ -168,38 +169,33 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
                                        mlfab__greeting *greeting) {
   int code = 0;
-  ROLE_EACH(role, node, kind) {
-    if (!code && role->hello)
-      code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  ROLE_EACH(role, node, kind, hello) {
+    if (!code) code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
   }
   return code;
 }
 
 MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
                                      mlfab__greeting *greeting) {
-  ROLE_EACH(role, node, kind) {
-    if (role->up) role->up(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, up) role->up(role->self, at, greeting);
 }
 
 MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer) {
-  ROLE_EACH(role, node, kind) {
-    if (role->lost) role->lost(role->self, (mlfab__at){kind, peer, node->now_ns});
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, lost) role->lost(role->self, at);
 }
 
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left) {
-  ROLE_EACH(role, node, kind) {
-    if (role->gone) role->gone(role->self, (mlfab__at){kind, peer, node->now_ns}, left);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, gone) role->gone(role->self, at, left);
 }
 
 MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
                                       const char *why) {
   int wanted = 0;
-  ROLE_EACH(role, node, kind) {
-    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns}, why);
-  }
+  const mlfab__at at = {kind, peer, node->now_ns};
+  ROLE_EACH(role, node, kind, wants) wanted |= role->wants(role->self, at, why);
   return wanted;
 }
 
