@@ -21,6 +21,8 @@ import re
 import sys
 import textwrap
 
+from tools import absent
+
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error text typed env system rng random heap map pool request meter shm_memory shm_coll"},
@@ -95,6 +97,31 @@ NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"], "core/coll/attend": ["
          "core/coll/trees": ["COLL", "SCHED"], "core/coll/trees_role": ["COLL", "SCHED"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS", "REPLICA"]}
+# Members that only a room sets: (one of these switches, struct, members). A profile without the switches has neither
+# the members nor the branches that ask for them: see tools/absent.py. "!": the settings decide it, and a build without the
+# switch refuses those.
+MEMBERS = [
+    ("SPARSE", "mlfab__worker", "sparse packets cache"), ("SPARSE", "mlfab__fetch", "cache"),
+    ("SPARSE", "mlfab__server", "sparse came watch"), ("SPARSE", "mlfab__server_pull", "since"),
+    ("SPARSE", "mlfab__incoming", "packed_end"), ("SPARSE", "mlfab__store", "tags"), ("SPARSE", "mlfab__block", "shadow"),
+    ("SCHED", "mlfab__worker", "routes"), ("SCHED", "mlfab__part", "planned!"), ("SCHED", "mlfab__server", "policy sched scheduled!"),
+    ("SCHED", "mlfab__incoming", "group announced unplaced! waits aggregator_rate shape own_bytes all_released"),
+    ("SCHED", "mlfab__server_pull", "expect_ns chunk place spread attempt"), ("SCHED COLL", "mlfab_node", "between"),
+    ("RESHARD", "mlfab__worker", "mover moving"), ("RESHARD", "mlfab__server_move", "hooks across under_way orphan adopted said_ns"),
+    ("GROWTH", "mlfab_node", "growth growing"), ("GROWTH", "mlfab__peer", "leaves offered_to"),
+    ("REPLICA", "mlfab__worker", "copies"), ("REPLICA", "mlfab__server", "keeper keeping asleep"), ("REPLICA", "mlfab__place", "moved"),
+    ("REPLICA", "mlfab_node", "copies replica voter_links"),
+    ("CHECKPOINT", "mlfab__worker", "restores"), ("CHECKPOINT", "mlfab__parts", "checkpoint"),
+    ("CHECKPOINT", "mlfab__server_save", "checkpoint"), ("CHECKPOINT REPLICA", "mlfab__server_save", "hooks"),
+    ("CHECKPOINT REPLICA", "mlfab__store", "holders own"), ("CHECKPOINT", "mlfab_node", "files filers"),
+    ("CHECKPOINT TELEMETRY", "mlfab", "disk"), ("TELEMETRY", "mlfab", "telemetry"), ("TELEMETRY", "mlfab_node", "tap"),
+    ("LEND", "mlfab__worker", "viewer views"), ("LEND", "mlfab__fetch", "view"), ("LEND", "mlfab__server", "lender lending slab"),
+    ("LEND", "mlfab__server_pull", "view"),
+    ("DEVICE", "mlfab__worker", "lacks lacks_end"), ("DEVICE", "mlfab__outgoing", "lacks lacks_end stalled"),
+    ("DEVICE", "mlfab__fetch", "arrives arrives_fn arrives_user"), ("DEVICE", "mlfab__server", "memory window"),
+    ("DEVICE", "mlfab", "stager staging shares"), ("COLL DEVICE", "mlfab", "direct direct_close"), ("DEVICE COLL", "mlfab__call_in", "visit forgone"),
+    ("COLL", "mlfab", "arena_runs"), ("COLL", "mlfab__parts", "comm"),
+]
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
 CEILINGS = {"": 75602, "core": 46824, "coll": 29079, "minimal": 26663}
@@ -421,6 +448,14 @@ def stubs(parts, profile):
     return "\n%s\n%s%s" % (title_line("absent parts"), STUBS, "".join(text))
 
 
+UNUSED = """
+/* An argument that only an absent group reads. */
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
+"""
+
+
 def profile_prologue(profile):
     """Turns off the switches that a smaller file does not contain."""
     absent = ["MLFAB_WITH_" + name for name in SWITCHES if name not in PROFILES[profile]]
@@ -430,7 +465,7 @@ def profile_prologue(profile):
     return ('\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n#if %s\n'
             '#error "a switch does not fit the groups that are in this mlfab.c"\n#endif\n%s'
             % (profile, " \\\n".join(asked), "".join("#define %s 0\n" % name for name in absent) +
-               "".join("#undef %s\n#define %s 1\n" % (name, name) for name in needed)))
+               "".join("#undef %s\n#define %s 1\n" % (name, name) for name in needed) + UNUSED))
 
 
 def title_line(text):
@@ -592,7 +627,14 @@ def join(parts, title, main_header, profile=None):
     if profile:
         known = {"MLFAB_WITH_" + name: 0 for name in SWITCHES if name not in PROFILES[profile]}
         text = profile_prologue(profile) + decided(text, dict(known, **{"MLFAB_WITH_" + name: 1 for name in stays(profile)}))
-    return once(opening + text)
+    text = once(opening + text)
+    if profile:
+        rows = [(struct, member) for switches, struct, members in MEMBERS for member in members.split()
+                if not set(switches.split()) & set(PROFILES[profile]) and re.search(r"struct %s \{" % struct, text)]
+        text, wrong = absent.without(text, rows)
+        for line in wrong:
+            print("amalgamate.py: %s: %s" % (profile, line), file=sys.stderr)
+    return text
 
 
 def profile_text(parts, profile):

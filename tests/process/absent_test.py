@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+# lane: test
+"""tools/absent.py takes members as 0: what is left of small functions, and what it refuses."""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+from process import expect, main
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+from tools import absent  # noqa: E402
+
+STRUCTS = """\
+typedef struct mlfab__table {
+  int (*turn)(int by);
+} mlfab__table;
+
+typedef struct mlfab__box {
+  int size;
+  const mlfab__table *lid; /* or NULL */
+  int open, weight;
+} mlfab__box;
+
+static int turns;
+static int turn(int by) { return turns += by; }
+"""
+# A body of `static int f(mlfab__box *b, int x)`, and what is left of it without box.lid and box.open.
+BODIES = [
+    ("if (b->lid) x++; return x;", "return x;"),
+    ("if (!b->lid) x++; return x;", "x++; return x;"),
+    ("if (b->lid) { x++; } else { x--; } return x;", "x--; return x;"),
+    ("if (b->lid) x++; else if (x) x--; return x;", "if (x) x--; return x;"),
+    ("if (x && b->lid) x++; return x;", "return x;"),
+    ("if (x || b->lid) x++; return x;", "if (x) x++; return x;"),
+    ("if (x && !b->lid && b->size) x++; return x;", "if (x && b->size) x++; return x;"),
+    ("if (b->lid != NULL) x++; return b->lid == NULL;", "return 1;"),
+    ("return b->lid ? b->lid->turn(x) : x;", "return x;"),
+    ("return x + (b->lid ? 1 : 0);", "return x;"),
+    ("return x | (b->open ? 2 : 0) | b->size;", "return x | b->size;"),
+    ("return b->size + b->open;", "return b->size;"),
+    ("int shut = !b->open; return shut ? x : 2 * x;", "int shut = 1; return shut ? x : 2 * x;"),
+    ("int shut = b->open;\n  if (shut) x++; return x;", "return x;"),
+    ("if (x > 3) return b->lid->turn(x); return x;", "return x;"),
+    ("switch (x) { case 1: x = b->lid->turn(x); break; default: x++; } return x;",
+     "switch (x) { case 1: break; default: x++; } return x;"),
+    ("while (b->open) x++; for (int i = 0; b->lid && i < 3; i++) x++; return x;", "return x;"),
+    ("for (int i = 0; !b->lid && i < 3; i++) x++; return x;", "for (int i = 0; i < 3; i++) x++; return x;"),
+    ("b->open = 0; b->lid = NULL; return x;", "return x;"),
+    ("b->size = b->open = 0; return x;", "b->size = 0; return x;"),
+    ("if (!b->open) return x; x += 7; return x;", "return x;"),
+    ("if (x == b->open || b->size == 0) x = 4; return x;", "if (x == 0 || b->size == 0) x = 4; return x;"),
+    ("mlfab__box *other = b;\n  if (other->lid) x = 9;\n  return x;", "return x;"),
+    ("if (x) { if (b->lid) x = 2; } else { x = 3; } return x;", "if (!x) { x = 3; } return x;"),
+]
+REFUSED = [
+    ("b->lid = x ? NULL : (const mlfab__table *)b; return x;", "an absent member is set"),
+    ("b->open = x; return x;", "an absent member is set"),
+    ("if (turn(x) && b->lid) x++; return x;", "a call stands before"),
+    ("if (turn(x)) x = b->lid->turn(x); return x;", "cannot run"),
+    ("if (turn(x)) b->open = 0; return x;", "nothing is left behind"),
+]
+
+
+def flat(text):
+    """Without the spaces that say nothing."""
+    return re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", text)
+
+
+def reduced(body):
+    """What is left of a function's body, and the problems."""
+    source = STRUCTS + "static int f(mlfab__box *b, int x) {\n  %s\n}\n\nint g(mlfab__box *b, int x) { return f(b, x) + turn(1); }\n" % body
+    text, problems = absent.without(source, [("mlfab__box", "lid"), ("mlfab__box", "open")])
+    found = re.search(r"(?s)static int f\(.*?\) \{(.*?)\}\n\nint g", text)
+    return text, found.group(1) if found else "", problems
+
+
+def result(text, folder):
+    """What g gives for some arguments, as text."""
+    path = os.path.join(folder, "f")
+    with open(path + ".c", "w", encoding="utf-8") as file:
+        file.write("#include <stddef.h>\n#include <stdio.h>\n%s\nint main(void) {\n  for (int x = -1; x < 6; x++) {\n"
+                   "    mlfab__box b = {.size = x %% 3};\n    int y = g(&b, x);\n"
+                   "    printf(\"%%d %%d %%d\\n\", y, b.size, turns);\n  }\n  return 0;\n}\n" % text)
+    subprocess.run([os.environ.get("CC", "cc").split()[-1], "-Wno-unused", "-o", path, path + ".c"], check=True)
+    return subprocess.run([path], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_what_is_left(body, left):
+    text, got, problems = reduced(body)
+    expect(not problems, "no problem in `%s`" % body, problems)
+    expect(flat(got) == flat(left), "`%s` leaves `%s`" % (body, left), got)
+    expect("lid" not in text and "open" not in absent.masked(text) and "mlfab__table" not in text, "declarations are gone", text)
+
+
+test_what_is_left.arguments = BODIES
+
+
+def test_same_results():
+    """A reduced function gives what the whole function gives if the members are 0; a call by the missing table never runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        for body, _ in BODIES:
+            if "x = b->lid->turn" in body or "return b->lid->turn(x); return" in body:
+                continue  # with x = 1 the whole function crashes
+            whole = STRUCTS + "static int f(mlfab__box *b, int x) {\n  %s\n}\nint g(mlfab__box *b, int x) { return f(b, x) + turn(1); }\n" % body
+            expect(result(reduced(body)[0], folder) == result(whole, folder), "`%s` gives the same" % body)
+
+
+def test_refused(body, why):
+    problems = reduced(body)[2]
+    expect(any(why in problem for problem in problems), "`%s` is refused: %s" % (body, why), problems)
+
+
+test_refused.arguments = REFUSED
+
+
+def test_uncalled_functions_go():
+    source = STRUCTS + ("static int inner(int x) { return x + 1; }\nstatic int f(mlfab__box *b, int x) {\n  if (b->open) x = inner(x);\n"
+                        "  return x;\n}\n\nint g(mlfab__box *b, int x) { return f(b, x) + turn(1); }\n")
+    text, problems = absent.without(source, [("mlfab__box", "open")])
+    expect(not problems and "inner" not in text and "lid" in text, "inner has no caller", text)
+
+
+def test_unknown_members():
+    problems = absent.without(STRUCTS, [("mlfab__box", "colour"), ("bag", "size")])[1]
+    expect(len(problems) == 2, "a member and a struct that do not exist", problems)
+
+
+if __name__ == "__main__":
+    main(globals())
