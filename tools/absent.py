@@ -459,14 +459,15 @@ def drop_member(text, struct, name):
 def drop_types(text):
     """The text without the structs of functions that nobody names any more."""
     count = collections.Counter(re.findall(r"\bmlfab__\w+", re.sub(r"(?m)^struct \w+;.*\n", "", masked(text))))
-    read = set(re.findall(r"(?:->|\.)(\w+)", masked(text)))
     for match in reversed(list(re.finditer(r"(?m)^typedef struct (mlfab__\w+) \{.*?\n\} \1;\n", text, re.S))):
         name, mask = match.group(1), masked(match.group())
         if "(*" not in mask:
             continue
         if count[name] != len(re.findall(r"\b%s\b" % name, mask)):
             # Passed on, but never called: a declaration is enough.
-            if not re.search(r"\b%s (?!\*)\w" % name, text.replace(match.group(), "")) and not set(re.findall(r"\(\*(\w+)\)", mask)) & read:
+            others = text.replace(match.group(), "")
+            pointers = set(re.findall(r"\b%s (?:const )?\*(\w+)" % name, others))
+            if pointers and not re.search(r"\b%s (?!\*)\w|\b(?:%s)->" % (name, "|".join(pointers)), others):
                 text = text[:match.start()] + "typedef struct %s %s;\n" % (name, name) + text[match.end():]
         else:
             before = re.sub(r"(?:(?<=\n)|\A)/\*(?:(?!\*/).)*\*/\n\Z", "", text[max(0, match.start() - 4000):match.start()], flags=re.S)
