@@ -120,7 +120,10 @@ MEMBERS = [
     ("DEVICE", "mlfab__worker", "lacks lacks_end"), ("DEVICE", "mlfab__outgoing", "lacks lacks_end stalled"),
     ("DEVICE", "mlfab__fetch", "arrives arrives_fn arrives_user"), ("DEVICE", "mlfab__server", "memory window"),
     ("DEVICE", "mlfab", "stager staging shares"), ("COLL DEVICE", "mlfab", "direct direct_close"), ("DEVICE COLL", "mlfab__call_in", "visit forgone"),
-    ("COLL", "mlfab", "arena_runs"), ("COLL", "mlfab__parts", "comm"),
+    ("DEVICE", "mlfab__store", "memory"), ("LEND", "mlfab__store", "slab"), ("LEND", "shm", "lend lender"), ("LEND", "shm_slot", "seen"),
+    ("LEND", "shm_link", "refers"),
+    ("COLL", "mlfab", "sharing! shm_coll! arena arena_tried! arena_runs"), ("COLL LEND", "mlfab", "areas! memory"),
+    ("CHECKPOINT TELEMETRY", "mlfab", "files!"), ("TELEMETRY", "mlfab", "observer!"), ("COLL", "mlfab__parts", "comm"),
 ]
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.

@@ -49,6 +49,7 @@ def split(text, pattern):
 ASSIGN = re.compile(r",|;|(?<![=!<>])[-+*/|&^%]?=(?!=)|\breturn\b|<<=|>>=")
 OR, AND, ASK = re.compile(r"\|\|"), re.compile(r"&&"), re.compile(r"\?|(?<!\?):")
 OPERATOR = re.compile(r"[+*/<|&]|-(?!>)|(?<!-)>")
+COMMA = re.compile(",")
 EQUAL = re.compile(r"[!=]=|(?<=\s)[<>](?=\s)")
 CALL = re.compile(r"(?!(?:sizeof|offsetof|mlfab__min|mlfab__max)\()\b\w+\(")
 ZERO = {"0": 0, "0u": 0, "NULL": 0, "1": 1}
@@ -72,11 +73,13 @@ class Room:
         called = [r"%s\([^()]*\)" % name for name in sorted(calls)]
         self.constants, self.dead_ends = constants or {}, set(never)
         self.named = re.compile(r"(?<![\w>.])(%s)\([^()]*\)" % ("|".join(sorted(set(self.constants) - set(calls))) or "(?!)"))
-        names = "|".join([r"(?:\w+(?:\[[^][]*\])?(?:->|\.))*?(?:%s)(?!\w)" % "|".join(plain)] * bool(plain) + called)
-        self.path = re.compile(r"(?<![\w>.])(?:%s)" % (names or "(?!)"))
+        members, names = [path for path in plain if ">" in path], [path for path in plain if ">" not in path]
+        ways = [r"(?:\w+(?:\[[^][]*\])?(?:->|\.))*?(?:%s)(?!\w)" % "|".join(members)] * bool(members) + [name + r"(?!\w)" for name in names] + called
+        self.path = re.compile(r"(?<![\w>.])(?:%s)" % ("|".join(ways) or "(?!)"))
         self.ends = set(ends)
         self.never = re.compile(r"(?<!\w)(?:%s)\(" % ("|".join(sorted(never)) or "(?!)"))
-        self.any = re.compile(r"(?<!\w)(?:%s)(?!\w)" % ("|".join(plain + sorted({*self.constants, *ends, *never})) or "(?!)"))
+        self.any = re.compile(r"(?<!\w)(?:%s)(?!\w)" % (
+            "|".join(members + [r"(?<![>.])" + name for name in names] + sorted({*self.constants, *ends, *never})) or "(?!)"))
 
     def function(self, text, was=None):
         """A function's body, without its own variables that are 0 then, or that nothing reads any more."""
@@ -538,6 +541,31 @@ class Members:
                 for names in [self.inner[struct] | self.names(struct, mask)] if names] if found else []
 
 
+def zero_arguments(mask, known={}):
+    """The arguments that are 0 in all calls of a function which nothing but calls name, but for those known: {function: their names}."""
+    defined, prototypes = functions(mask)
+    own = {name: mask[begin:mask.index("{", begin)] for name, begin, _ in defined}
+    heads = {mask.index(name + "(", begin) for name, begin, _ in defined + prototypes}
+    zero = {}
+    for use in re.finditer(r"\b[a-z]\w+\b", mask):
+        name = use.group()
+        if name not in own or use.start() in heads:
+            continue
+        values = []
+        if mask[use.end()] == "(" and zero.get(name) != set():
+            text = mask[use.end() + 1:close(mask, use.end()) - 1]
+            values = split(text, COMMA)[::2] if "0" in text or "NULL" in text else []
+        now = {i for i, value in enumerate(values) if ZERO.get(value.strip()) == 0}
+        zero[name] = zero[name] & now if name in zero else now
+    found = {}
+    for name, indexes in zero.items():
+        head = own[name]
+        named = [re.search(r"(\w+)(?:\[[^]]*\])?$", one.strip()) for one in split(head[head.index("(") + 1:head.rindex(")")], COMMA)[::2]]
+        if indexes:
+            found[name] = [named[i].group(1) for i in sorted(indexes) if i < len(named) and named[i] and named[i].group(1) not in known.get(name, [])]
+    return {name: arguments for name, arguments in found.items() if arguments}
+
+
 def pure(mask):
     """The functions that can change nothing: all of their pointers are const, and so are those of the functions that they call."""
     found = {}
@@ -566,14 +594,21 @@ def without(text, members):
             text = drop_member(text, struct, member)
         except ValueError as error:
             problems.append(str(error))
-    constants, ends, never = {}, set(), set()
+    for name in set(re.findall(r"(?m)^#define (\w+) NULL$", text)):
+        if len(re.findall(r"#define %s\b" % name, text)) == 1:
+            text = re.sub(r"\b%s\b" % name, "NULL", re.sub(r"(?m)^#define %s NULL\n" % name, "", text))
+    # The tables of absent rooms.
+    constants = {name: "0" for name in re.findall(r"(?m)^ABSENT_TABLE\(.*?(\w+)\(void\)\)$", text)}
+    ends, never, zeros = set(), set(), {}
+    always = zero_arguments(masked(text))
     while True:
         room, stuck = Room((), constants, ends, never), set()
         out, at, mask, faults = [], 0, masked(text), []
         before = text
         for match in re.finditer(r"(?m)^(?![#}\s/])[^;{}=]*\)[ \n]*\{", mask):
             begin, end = match.end() - 1, close(mask, match.end() - 1)
-            paths = absent.paths(mask[match.start():end])
+            own = match.group().split("(")[0].split()[-1].lstrip("*")
+            paths = absent.paths(mask[match.start():end]) + zeros.get(own, [])
             if begin < at or not paths and not room.any.search(mask[begin:end]):
                 continue
             out.append(text[at:begin + 1])
@@ -581,15 +616,16 @@ def without(text, members):
             try:
                 out.append((Room(paths, constants, ends, never) if paths else room).function(text[begin + 1:end - 1]))
             except Unreachable:
-                stuck.add(match.group().split("(")[0].split()[-1].lstrip("*"))
+                stuck.add(own)
                 out.append(text[begin + 1:end - 1])
             except (ValueError, AssertionError) as error:
-                faults.append("%s: %s" % (match.group().split("(")[0].split()[-1], error))
+                faults.append("%s: %s" % (own, error))
                 out.append(text[begin + 1:end - 1])
         text = "".join(out) + text[at:]
-        if text == before and stuck <= never:
+        zero = zero_arguments(masked(text), always)
+        if text == before and stuck <= never and zero == zeros:
             break
-        never = never | stuck
+        never, zeros, again = never | stuck, zero, zero != zeros
         constants, ends = {}, set()
         bodies = {name: masked(text[begin:end]) for name, begin, end in functions(masked(text))[0]}
         was = {name: masked(before[begin:end]) for name, begin, end in functions(masked(before))[0]}
@@ -600,7 +636,7 @@ def without(text, members):
                 constants[name] = fixed.group(1)
             if not inner and was.get(name) != body:
                 ends.add(name)
-        if not constants and not ends and not stuck and not faults:
+        if not constants and not ends and not stuck and not faults and not again:
             break
     problems += faults
     text = drop_types(text)
