@@ -637,7 +637,7 @@ def join(parts, title, main_header, profile=None):
         text, wrong = absent.without(text, rows)
         for line in wrong:
             print("amalgamate.py: %s: %s" % (profile, line), file=sys.stderr)
-    return text
+    return absent.stated_once(text)
 
 
 def profile_text(parts, profile):

@@ -456,27 +456,6 @@ MLFAB_API const char *mlfab_error_text(int code) {
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have decimal
  * points in every process. So each function here sets the C locale for its thread until it returns. */
 
-/* snprintf and vsnprintf of a text with reals. */
-MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...)
-    MLFAB__PRINTF(3, 4);
-MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments);
-/* strtod. */
-MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
-/* strerror. The text is valid until this thread's next call. */
-MLFAB__INTERNAL const char *mlfab__reason(int number);
-
-/* Returns the number of ports of an address: it may have a range, "tcp:HOST:FIRST-LAST"; 1 without a range. */
-MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
-/* Writes the address with the port FIRST + n; an address without a range is copied. */
-MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
-                                         size_t room);
-
-/* A job's name may end with "~N": its launcher has started it again N times. Returns N, at most 65535, or 0. *bytes_p:
- * length of the name before it. */
-MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
-/* Returns the reason why an address does not parse. An address without a known beginning counts as TCP. */
-MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
-
 /* ==== core/base/text.c - numbers and reasons as text. See text.h.
  *
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
@@ -506,6 +485,7 @@ static void text_leave(text_locale l) {
   freelocale(l.c);
 }
 
+/* snprintf and vsnprintf of a text with reals. */
 MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments) {
   text_locale l = text_enter();
   int n = vsnprintf(text, room, format, arguments);
@@ -521,6 +501,7 @@ MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, .
   return n;
 }
 
+/* strtod. */
 MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
   text_locale l = text_enter();
   double value = strtod(text, end_p);
@@ -528,6 +509,7 @@ MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
   return value;
 }
 
+/* strerror. The text is valid until this thread's next call. */
 MLFAB__INTERNAL const char *mlfab__reason(int number) {
   if (number == EMFILE) return "Too many open files (raise the limit: ulimit -n)";
   text_locale l = text_enter();
@@ -556,11 +538,13 @@ static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, u
   return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
 }
 
+/* Returns the number of ports of an address: it may have a range, "tcp:HOST:FIRST-LAST"; 1 without a range. */
 MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
   uint32_t first, last;
   return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
 }
 
+/* Writes the address with the port FIRST + n; an address without a range is copied. */
 MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
                                          size_t room) {
   uint32_t first, last;
@@ -571,6 +555,8 @@ MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint
     snprintf(text, room, "%.*s", (int)bytes, address);
 }
 
+/* A job's name may end with "~N": its launcher has started it again N times. Returns N, at most 65535, or 0. *bytes_p:
+ * length of the name before it. */
 MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p) {
   const char *mark = strrchr(job, '~');
   uint32_t restarts = 0;
@@ -585,6 +571,7 @@ MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p) {
   return restarts;
 }
 
+/* Returns the reason why an address does not parse. An address without a known beginning counts as TCP. */
 MLFAB__INTERNAL const char *mlfab__address_fault(const char *address) {
   const char *host = !strncmp(address, "tcp:", 4) ? address + 4 : address;
   const char *end = host[0] == '[' ? strchr(host, ']') : host,
@@ -645,33 +632,11 @@ typedef struct mlfab__env {
   uint64_t bytes;       /* allocated now */
 } mlfab__env;
 
-/* `given` may be NULL, and may have an older size. allocate and release default to malloc and free; clock
- * and log stay NULL (the context sets the clock). Errors: CONFIG when only one of allocate and release is
- * set. */
-MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given);
-
-/* Zeroed memory or NULL; 0 bytes give NULL. Pass the same size to free. */
-MLFAB__INTERNAL void *mlfab__alloc(mlfab__env *env, size_t bytes);
-/* count * size with the overflow checked. */
-MLFAB__INTERNAL void *mlfab__alloc_array(mlfab__env *env, size_t count, size_t size);
-MLFAB__INTERNAL void mlfab__free(mlfab__env *env, void *memory, size_t bytes);
-/* Room for `need` elements: `old` if *room_p suffices; else new memory, at least twice as large, with the
- * old contents (old is freed); or NULL, with old unchanged. */
-MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
-                                  size_t size);
-/* The same, aligned to 64 bytes and not zeroed: for tensor bytes. */
-MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes);
-MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t bytes);
-
 /* Fills *error and returns code. `error` may be NULL. */
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) MLFAB__PRINTF(6, 7);
 /* The same for an error that has neither a rank to blame nor a time of waiting. */
 #define MLFAB__FAIL(error, code, ...) mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, __VA_ARGS__)
-MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *format, ...)
-    MLFAB__PRINTF(3, 4);
-/* A readable duration: "350 ms", "2.5 s". Returns buffer. */
-MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 /* ==== core/base/env.c - memory, log and error records on top of a node's hooks.
  *
@@ -693,6 +658,9 @@ static void env_default_release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
+/* `given` may be NULL, and may have an older size. allocate and release default to malloc and free; clock
+ * and log stay NULL (the context sets the clock). Errors: CONFIG when only one of allocate and release is
+ * set. */
 MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given) {
   memset(env, 0, sizeof *env);
   if (given != NULL) {
@@ -718,12 +686,14 @@ static void *env_allocate(mlfab__env *env, size_t bytes) {
   return memory;
 }
 
+/* Zeroed memory or NULL; 0 bytes give NULL. Pass the same size to free. */
 MLFAB__INTERNAL void *mlfab__alloc(mlfab__env *env, size_t bytes) {
   void *memory = bytes == 0 ? NULL : env_allocate(env, bytes);
   if (memory != NULL) memset(memory, 0, bytes);
   return memory;
 }
 
+/* count * size with the overflow checked. */
 MLFAB__INTERNAL void *mlfab__alloc_array(mlfab__env *env, size_t count, size_t size) {
   if (size != 0 && count > SIZE_MAX / size) return NULL;
   return mlfab__alloc(env, count * size);
@@ -736,6 +706,8 @@ MLFAB__INTERNAL void mlfab__free(mlfab__env *env, void *memory, size_t bytes) {
   env->hooks.release(env->hooks.user, memory, bytes);
 }
 
+/* Room for `need` elements: `old` if *room_p suffices; else new memory, at least twice as large, with the
+ * old contents (old is freed); or NULL, with old unchanged. */
 MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
                                   size_t size) {
   if (old != NULL && need <= *room_p) return old;
@@ -755,6 +727,7 @@ MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, 
  * the slack always has room for it. */
 #define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
 
+/* The same, aligned to 64 bytes and not zeroed: for tensor bytes. */
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
   if (bytes == 0 || bytes > SIZE_MAX - ENV_SLACK) return NULL;
   unsigned char *memory = env_allocate(env, bytes + ENV_SLACK);
@@ -807,6 +780,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   env->hooks.log(env->hooks.user, level, line);
 }
 
+/* A readable duration: "350 ms", "2.5 s". Returns buffer. */
 MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   static const char *const names[] = {"ns", "us", "ms", "s"};
   uint64_t unit = 1;
@@ -825,18 +799,13 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
 
 #include <pthread.h>
 
-/* Starts a thread that blocks all signals except faults, so signals go to the program's own threads. (A blocked fault
- * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
-MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
-                                        void *(*run)(void *argument), void *argument);
-/* The monotonic clock, in the form of mlfab_env.clock; `user` is not used. */
-MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user);
-
 /* ==== core/base/system.c - threads and the clock of the system. See system.h. */
 
 #include <signal.h>
 #include <time.h>
 
+/* Starts a thread that blocks all signals except faults, so signals go to the program's own threads. (A blocked fault
+ * would kill the process without a call of the program's handler.) attributes may be NULL. Errors: IO. */
 MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
                                         void *(*run)(void *argument), void *argument) {
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
@@ -849,6 +818,7 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
   return failed ? MLFAB_ERR_IO : 0;
 }
 
+/* The monotonic clock, in the form of mlfab_env.clock; `user` is not used. */
 MLFAB__INTERNAL uint64_t mlfab__monotonic(void *user) {
   struct timespec t;
   (void)user;
@@ -863,28 +833,17 @@ typedef struct mlfab__rng {
   uint64_t s[4];
 } mlfab__rng;
 
-MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed);
-MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
-/* Uniform in 0..bound-1 without bias; bound 0 gives 0. */
-MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
-/* Uniform in [0, 1). */
-MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
-
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
 /* ==== core/base/rng.h - hashes, and for the groups that need them, seeded random numbers (random.h). */
 
 #define MLFAB__RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
-/* A 64-bit hash of x, also for counter-based draws. */
-MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
-/* FNV-1a with a final mix: for names of jobs, signatures, traces. */
-MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
-
 /* ==== core/base/rng.c - hashes. Equal on every machine.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 
+/* A 64-bit hash of x, also for counter-based draws. */
 /* One output of splitmix64 with state x. Gamma is added first, so that 0 is not mapped to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   x += MLFAB__RNG_GAMMA;
@@ -893,6 +852,7 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 /* FNV-1a alone gives poor high bits for short names. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
   const uint8_t *at = data;
@@ -939,6 +899,7 @@ static uint64_t random_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   return x1 * y1 + (middle >> 32) + (carry >> 32);
 }
 
+/* Uniform in 0..bound-1 without bias; bound 0 gives 0. */
 /* The high half of random * bound is in range. Low halves below 2^64 mod bound are drawn again, because
  * they would make some results more likely. */
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
@@ -952,6 +913,7 @@ MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   return high;
 }
 
+/* Uniform in [0, 1). */
 /* 53 bits, as many as a double holds: every value is exact, and below 1. */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
   return (double)(mlfab__rng_next(prng) >> 11) * 0x1p-53;
@@ -982,19 +944,6 @@ typedef struct mlfab__heap {
 /* Makes room for the indices 0..room-1; never shrinks. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__heap_reserve(mlfab__heap *heap, mlfab__env *env, uint32_t room);
 MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env);
-/* Puts an index (below room), or moves it if present. O(log n). */
-MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
-                                     uint64_t order);
-/* Removes an index, if present. O(log n). */
-MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index);
-/* The smallest entry, or NULL. Valid until the heap changes. */
-MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
-/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed. It succeeds always if an
- * entry was taken out since the last push. */
-MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
-                                     uint64_t order, uint64_t tag);
-/* Takes out entries[at]. O(log n). */
-MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at);
 /* 1 when the index is in the heap. */
 MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index);
 
@@ -1062,6 +1011,7 @@ MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env) {
   memset(heap, 0, sizeof *heap);
 }
 
+/* Puts an index (below room), or moves it if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
                                      uint64_t order) {
   assert(index < heap->room);
@@ -1071,6 +1021,8 @@ MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t
   heap_settle(heap, at);
 }
 
+/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed. It succeeds always if an
+ * entry was taken out since the last push. */
 MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
                                      uint64_t order, uint64_t tag) {
   mlfab__heap_entry *entries =
@@ -1082,6 +1034,7 @@ MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_
   return 0;
 }
 
+/* Takes out entries[at]. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at) {
   if (heap->where) heap->where[heap->entries[at].index] = 0;
   heap->count--;
@@ -1090,10 +1043,12 @@ MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at) {
   heap_settle(heap, at);
 }
 
+/* Removes an index, if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index) {
   if (mlfab__heap_has(heap, index)) mlfab__heap_take(heap, heap->where[index] - 1);
 }
 
+/* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap) {
   return heap->count ? heap->entries : NULL;
 }
@@ -1117,8 +1072,6 @@ typedef struct mlfab__map {
   uint32_t count;
 } mlfab__map;
 
-/* Sets key to value. Errors: MEMORY, with the map unchanged. */
-MLFAB__INTERNAL int mlfab__map_put(mlfab__env *env, mlfab__map *map, uint64_t key, uint32_t value);
 /* 1 and *value_p, or 0. */
 MLFAB__INTERNAL int mlfab__map_get(const mlfab__map *map, uint64_t key, uint32_t *value_p);
 MLFAB__INTERNAL void mlfab__map_remove(mlfab__map *map, uint64_t key);
@@ -1150,6 +1103,7 @@ static int map_grow(mlfab__env *env, mlfab__map *map) {
   return 0;
 }
 
+/* Sets key to value. Errors: MEMORY, with the map unchanged. */
 MLFAB__INTERNAL int mlfab__map_put(mlfab__env *env, mlfab__map *map, uint64_t key, uint32_t value) {
   assert(key != 0);
   if (map->count * 2 >= map->capacity && map_grow(env, map)) return MLFAB_ERR_MEMORY;
@@ -1206,14 +1160,6 @@ typedef struct mlfab__pool {
   void *free[MLFAB__POOL_CLASSES];
 } mlfab__pool;
 
-MLFAB__INTERNAL void mlfab__pool_init(mlfab__pool *pool, mlfab__env *env, uint64_t most);
-/* A block of `bytes`, aligned to 64; its contents are undefined. NULL: out of memory. */
-MLFAB__INTERNAL void *mlfab__pool_take(mlfab__pool *pool, uint64_t bytes);
-/* Gives a block back; `bytes` as when it was taken. NULL is accepted. */
-MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t bytes);
-/* Frees all free blocks. */
-MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool);
-
 /* ==== core/base/pool.c - free blocks of memory by size class. See pool.h. */
 
 enum { POOL_LEAST = 64 }; /* bytes of the smallest block, and of the link in front of each */
@@ -1238,6 +1184,7 @@ MLFAB__INTERNAL void mlfab__pool_init(mlfab__pool *pool, mlfab__env *env, uint64
   pool->most = most;
 }
 
+/* A block of `bytes`, aligned to 64; its contents are undefined. NULL: out of memory. */
 MLFAB__INTERNAL void *mlfab__pool_take(mlfab__pool *pool, uint64_t bytes) {
   uint64_t room;
   uint32_t class = pool_class(bytes, &room);
@@ -1252,6 +1199,7 @@ MLFAB__INTERNAL void *mlfab__pool_take(mlfab__pool *pool, uint64_t bytes) {
   return memory ? memory + POOL_LEAST : NULL;
 }
 
+/* Gives a block back; `bytes` as when it was taken. NULL is accepted. */
 MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t bytes) {
   uint64_t room;
   uint32_t class = pool_class(bytes, &room);
@@ -1265,6 +1213,7 @@ MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t b
   pool->bytes += room;
 }
 
+/* Frees all free blocks. */
 MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
   for (uint32_t class = 0; class < MLFAB__POOL_CLASSES; class ++) {
     for (void *block; (block = pool->free[class]) != NULL;) {
@@ -1356,51 +1305,10 @@ typedef struct mlfab__requests {
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
-/* The name of the call of this kind (in use): "push". Static. */
-MLFAB__INTERNAL const char *mlfab__request_call(int kind);
-MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
-/* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
-MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error);
-/* An entry, or NULL when there is no room. timeout_ns 0: the table's. */
-MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
-                                                    uint64_t now_ns, uint64_t timeout_ns);
-/* The entry of a handle, or NULL. */
-MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. Does nothing
- * if the request is NULL or done. */
-MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
-                                           int status, int32_t rank, int is_server, uint64_t now_ns,
-                                           const char *format, ...) MLFAB__PRINTF(7, 8);
-/* Makes the error of a failed request the last error again. */
-MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
-/* Finishes a request: with success (succeed), or because this server is dead (dead). */
-MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
-                                         uint32_t server, uint64_t now_ns);
-/* Records the rank that it awaits; the text (format) tells the reason. */
-MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
-                                          const char *format, ...) MLFAB__PRINTF(4, 5);
-/* Server `by` reports that request `id` awaits this worker; id 0: all open requests of this kind and slot 0. */
-MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
-                                         uint32_t by, int32_t rank, const char *text);
-/* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The text
- * names the call and the rank that it awaits. */
-MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
-                                           int code, uint64_t now_ns);
-/* Called when a wait ends before its request: makes that the last error, which names the rank that the request awaits.
- * Returns TIMEOUT, or REQUEST when the request is not open. */
-MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
-                                           uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_of(mlfab__requests *table, int kind, uint32_t slot,
                                                   const mlfab__request *after);
-/* Iterates over the requests that are not done and past their deadline: the first at or behind *place_p
- * (initially 0), or NULL; advances *place_p. After the last one `earliest` is exact again. */
-MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint64_t now_ns,
-                                                   uint32_t *place_p);
 
 /* ==== core/base/request.c - the table of requests. See request.h. */
 
@@ -1415,6 +1323,7 @@ static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
                                             [MLFAB__REQUEST_COLLECTIVE] = "collective",
                                             [MLFAB__REQUEST_CHECKPOINT] = "checkpoint"};
 
+/* The name of the call of this kind (in use): "push". Static. */
 MLFAB__INTERNAL const char *mlfab__request_call(int kind) { return request_calls[kind]; }
 
 /* The entry of a place below `room`, or of the first unused one. */
@@ -1439,6 +1348,7 @@ static int request_reserve(mlfab__requests *table) {
   return table->blocks[block] ? 0 : MLFAB_ERR_MEMORY;
 }
 
+/* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
 MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error) {
   int code = request_reserve(table);
   if (!code) return 0;
@@ -1448,6 +1358,7 @@ MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_
                          : "too many requests are open: end some with mlfab_wait or mlfab_test");
 }
 
+/* An entry, or NULL when there is no room. timeout_ns 0: the table's. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns) {
   if (request_reserve(table)) return NULL;
@@ -1478,6 +1389,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   return request;
 }
 
+/* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id) {
   uint32_t place = (uint32_t)(id % MLFAB__REQUESTS);
   if (id == 0 || place >= table->room) return NULL;
@@ -1485,6 +1397,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfa
   return request->kind != MLFAB__REQUEST_FREE && request->id == id ? request : NULL;
 }
 
+/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. Does nothing
+ * if the request is NULL or done. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) {
@@ -1509,12 +1423,14 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   memcpy(request->blame.text, last->text, sizeof last->text);
 }
 
+/* Makes the error of a failed request the last error again. */
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request) {
   const mlfab_result *result = &request->result;
   mlfab__error(&table->last, result->status, result->rank, request->blame.is_server,
                result->waited_ns, "%s", request->blame.text);
 }
 
+/* Finishes a request: with success (succeed), or because this server is dead (dead). */
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
                                             uint64_t now_ns) {
   mlfab__request_finish(table, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
@@ -1527,6 +1443,7 @@ MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request 
                           "%s: server %u is dead", request_calls[request->kind], server);
 }
 
+/* Records the rank that it awaits; the text (format) tells the reason. */
 MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
                                           const char *format, ...) {
   mlfab__blame *blame = &request->blame;
@@ -1538,6 +1455,7 @@ MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank,
   va_end(arguments);
 }
 
+/* Server `by` reports that request `id` awaits this worker; id 0: all open requests of this kind and slot 0. */
 MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
                                          uint32_t by, int32_t rank, const char *text) {
   mlfab__request *r = id ? mlfab__request_find(table, id) : mlfab__request_of(table, kind, 0, NULL);
@@ -1555,6 +1473,8 @@ static const char *request_whom(char text[32], const mlfab__blame *blame) {
   return text;
 }
 
+/* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The text
+ * names the call and the rank that it awaits. */
 MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
                                            int code, uint64_t now_ns) {
   const mlfab__blame *blame = &request->blame;
@@ -1570,6 +1490,8 @@ MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__reques
       blame->text);
 }
 
+/* Called when a wait ends before its request: makes that the last error, which names the rank that the request awaits.
+ * Returns TIMEOUT, or REQUEST when the request is not open. */
 MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
                                            uint64_t now_ns) {
   const mlfab__request *request = mlfab__request_find(table, id);
@@ -1603,6 +1525,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_of(mlfab__requests *table, int ki
   return r;
 }
 
+/* Iterates over the requests that are not done and past their deadline: the first at or behind *place_p
+ * (initially 0), or NULL; advances *place_p. After the last one `earliest` is exact again. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint64_t now_ns,
                                                    uint32_t *place_p) {
   if (*place_p == 0 && (table->open == 0 || now_ns < table->earliest)) return NULL;
@@ -2347,20 +2271,6 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 
-/* When decoding, versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX. A
- * meta larger than MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, not touching, not
- * empty, no overflow, their sum = bytes (packets: at most 8 times the sum); members 1..4096, seq + members
- * without overflow; eager <= bytes; scale finite; at least one version if there are segments. */
-MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
-                                            const mlfab__segment *segments,
-                                            const uint64_t *versions);
-MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
-                                       mlfab__segment *segments, uint64_t *versions);
-MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
-                                            const mlfab__segment *segments, const uint64_t *sinces);
-MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
-                                       mlfab__segment *segments, uint64_t *sinces);
-
 /* --- lists; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 #if MLFAB_WITH_SCHED || MLFAB_WITH_RESHARD || MLFAB_WITH_COLL || MLFAB_WITH_CHECKPOINT || \
@@ -2418,29 +2328,7 @@ MLFAB__WIRE_DECLARE_LIST(adopt, uint32_t)
 MLFAB__WIRE_DECLARE_LIST(clock_record, uint32_t)
 #endif
 
-/* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
- * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */
-MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
-                                                   const mlfab__member_info *m);
-MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t room,
-                                                   mlfab__member_info *m);
 #define MLFAB__TENSOR_INFO_BYTES 16u
-MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m);
-MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
-
-/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the bulk, too, if
- * flags has WIRE_BULK_CRC and this is no ghost (bulk NULL). Ignores header->payload_crc; protocol 0 means
- * MLFAB_PROTOCOL. */
-MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
-/* Puts the header's code, then the tag, into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's
- * checksum, as the tag covers them. */
-MLFAB__INTERNAL void mlfab__wire_code(uint8_t *head, uint32_t code);
-MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]);
-MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head);
-/* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
-MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
-/* "PUSH"; "UNKNOWN" for other numbers. */
-MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
 /* CRC32C (Castagnoli) of bytes, continuing from `crc` (initially 0). Uses hardware if available. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
@@ -2754,6 +2642,10 @@ static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *li
   if (decode) *count = n;
 }
 
+/* When decoding, versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX. A
+ * meta larger than MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, not touching, not
+ * empty, no overflow, their sum = bytes (packets: at most 8 times the sum); members 1..4096, seq + members
+ * without overflow; eager <= bytes; scale finite; at least one version if there are segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions) {
@@ -2810,6 +2702,8 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* ---- lists inside bulks ---- */
 
+/* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
+ * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
   wire_codec c = wire_encode(at);
@@ -2875,6 +2769,9 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
+/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the bulk, too, if
+ * flags has WIRE_BULK_CRC and this is no ghost (bulk NULL). Ignores header->payload_crc; protocol 0 means
+ * MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header,
                                       const void *bulk) {
   uint64_t protocol = header->protocol != 0 ? header->protocol : MLFAB_PROTOCOL;
@@ -2891,6 +2788,8 @@ MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header
   wire_put32(head + WIRE_HEADER_CRC, mlfab__crc32c(0, head, MLFAB_HEADER_BYTES));
 }
 
+/* Puts the header's code, then the tag, into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's
+ * checksum, as the tag covers them. */
 MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head) {
   wire_put32(head + WIRE_HEADER_CRC, 0);
   memset(head + MLFAB__TAG_AT, 0, MLFAB__TAG_BYTES);
@@ -2905,6 +2804,7 @@ MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG
   wire_put32(head + WIRE_HEADER_CRC, wire_header_crc(head));
 }
 
+/* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header) {
   memcpy(header, head, sizeof *header);
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -2960,6 +2860,7 @@ MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const vo
   return crc == header.payload_crc ? 0 : MLFAB_ERR_CRC;
 }
 
+/* "PUSH"; "UNKNOWN" for other numbers. */
 MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
   switch (type) {
 #define WIRE_NAME(name, number, bulk) \
@@ -3302,10 +3203,6 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
  * VL). It must not be above mlfab__kernel_level. Functions ending in _by take config.kernels. All others take the
  * highest row. Tests compare the rows. */
 
-/* Bytes of an element of a tensor, 0 for an unknown type. */
-MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
-MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
@@ -3331,12 +3228,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 #define mlfab__kernel_add_by(kernels, ...) \
   mlfab__kernel_add_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
-/* Copies bytes that do not overlap. `stream` as above. */
-MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream);
-
-/* 1 when no element is infinite or NaN (I64: always). */
-MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
-
 /* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
 MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n);
 #define mlfab__kernel_norm2(...) mlfab__kernel_norm2_with(mlfab__kernel_level(), __VA_ARGS__)
@@ -3358,17 +3249,6 @@ typedef struct mlfab__kernels {
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 
 #if MLFAB_WITH_CBLAS
-/* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
- * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
- * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
- * effect.
- *
- * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
- * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
-MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
-/* kernels.c: that row for a call with this level and type, or NULL. */
-MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 #endif
 
 /* ==== core/kernels/kernels_x86.h - vector types for the kernels of x86. Included by the files that have such kernels. */
@@ -3581,6 +3461,14 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 CBLAS_ROW(cblas_f32, float, cblas_saxpy, cblas_sscal, cblas_snrm2)
 CBLAS_ROW(cblas_f64, double, cblas_daxpy, cblas_dscal, cblas_dnrm2)
 
+/* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
+ * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
+ * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
+ * effect.
+ *
+ * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
+ * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
   static const mlfab__kernels row = {
       .add = {[MLFAB_F32] = cblas_f32_add, [MLFAB_F64] = cblas_f64_add},
@@ -3639,6 +3527,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
 #define KERNEL_F64_EXPONENT 0x7ff0000000000000u
 #define KERNEL_F64_ONE 0x0010000000000000u
 
+/* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
   return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 0;
 }
@@ -3709,6 +3598,7 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
 }
 
 #if MLFAB_WITH_CBLAS
+/* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) {
   int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
   return takes ? mlfab__kernels_cblas() : NULL;
@@ -3784,6 +3674,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                            n - head - body);
 }
 
+/* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
@@ -3820,6 +3711,7 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
 
 /* ---- copying ---- */
 
+/* Copies bytes that do not overlap. `stream` as above. */
 MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
   uint8_t *to = dst;
   const uint8_t *from = src;
@@ -3853,18 +3745,6 @@ MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t byt
 MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
   return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
 }
-
-/* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
- * saturate. */
-MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
-MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
-
-MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
-MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
-/* A double as float32, clamped to its range. */
-MLFAB__INTERNAL float mlfab__half_narrow(double x);
-/* 1 when no element is infinite or NaN. */
-MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
 
 /* float32 to 16 bits and back ; n elements; in and out do not overlap. */
 MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
@@ -3921,6 +3801,8 @@ X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
 #define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
 #define HALF_F32_TOP 0x7f7fffffu
 
+/* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
+ * saturate. */
 /* 2^-25 and 2^-134 are halfway to the smallest number; the even neighbour is zero. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
   return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
@@ -3978,12 +3860,14 @@ MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
   return x;
 }
 
+/* A double as float32, clamped to its range. */
 /* The largest float32 is (2 - 2^-23) 2^127; in C, converting larger values is undefined. */
 MLFAB__INTERNAL float mlfab__half_narrow(double x) {
   const double most = 0x1.fffffep127;
   return (float)(x > most ? most : x < -most ? -most : x);
 }
 
+/* 1 when no element is infinite or NaN. */
 /* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off. The carry stops
  * there. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
@@ -4084,13 +3968,6 @@ typedef struct mlfab__combines {
 /* kernels_combine_x86.c. Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level);
 
-/* As mlfab__kernel_finite, also for F16 and BF16. */
-MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n);
-
-/* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
-MLFAB__INTERNAL const char *mlfab__op_name(int op);
-
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
  * copies. `stream` as above. */
@@ -4145,6 +4022,7 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
 #define COMBINE_F64_MOST INT64_MAX
 #define COMBINE_F64_INFINITY 0x7ff0000000000000
 
+/* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
   return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
 }
@@ -4314,6 +4192,7 @@ static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t
   }
 }
 
+/* As mlfab__kernel_finite, also for F16 and BF16. */
 MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
     return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
@@ -4616,24 +4495,7 @@ typedef struct mlfab__packet {
   const uint8_t *values; /* `count` values */
 } mlfab__packet;
 
-/* Checks the packet at `at`, except its values. Returns its size, or 0 when it is malformed or longer than
- * `room`; never reads beyond `room`. A packet that keeps nothing is valid. The caller checks that its
- * elements belong to the model. */
-MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
-                                            mlfab__packet *packet);
-
-/* Packets are read more than once: first checked, later used. Memory that the sender still maps may change
- * in between. So the packets of a frame are copied to private memory before the check, and the frame is not
- * read afterwards. This allocates such memory, for one frame, if it is missing; its owner calls mlfab__free_aligned.
- * Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p);
 #define MLFAB__PACKET_ROOM MLFAB_BULK_MAX
-/* Copies these bytes to that memory. */
-MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *from,
-                                                     uint32_t bytes);
-
-/* The maximum size of a packet with this many elements. */
-MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype);
 
 /* The position and the form of a packet. */
 typedef struct mlfab__packet_shape {
@@ -4643,43 +4505,14 @@ typedef struct mlfab__packet_shape {
   uint32_t elements;   /* 1 to MLFAB__PACKET_ELEMENTS */
 } mlfab__packet_shape;
 
-/* Packs all elements. */
-MLFAB__INTERNAL uint32_t mlfab__packet_dense(uint8_t *out, const mlfab__packet_shape *shape,
-                                             const void *values);
-/* Packs the elements of marked grains, in the smallest form; `values` is the array of all elements. Bit i
- * of keep[i / 64] is grain i; bits beyond the last are 0. may_dense: unmarked values may be sent, too, if that is
- * smaller. */
-MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_shape *shape,
-                                              const void *values, const uint64_t *keep,
-                                              int may_dense);
-/* Packs `kept` elements at ascending indices below shape->elements; grain_log2 counts as 0. */
-MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_shape *shape,
-                                              const uint32_t *indices, const void *values,
-                                              uint32_t kept);
-/* Writes a packet except its values, in the smallest form. *values_p: place for one value of each marked element (of
- * the type, or uint16_t). The caller must write them, for instance with mlfab__filter_emit. */
-MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_shape *shape,
-                                             const uint64_t *keep, uint8_t **values_p);
-
 /* The unpack functions take a packet that mlfab__packet_open has accepted; arrays hold the covered
  * elements, in their type. */
-
-/* With zeros for elements that are not kept. */
-MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
-MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
-/* w += scale * u for kept elements, rounded as in mlfab__kernel_add. Returns 0 if a product is infinite or NaN, or the
- * scale of I64 is invalid. The contents of w are unspecified then. */
-MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
-/* w = u for kept elements. */
-MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w);
 
 /* Iterates over the kept elements as runs: sets *first_p and *n_p to the next run and returns 1, or 0
  * behind the last. Begin with a cursor of zeros. */
 typedef struct mlfab__packet_cursor {
   uint32_t grain, mark;
 } mlfab__packet_cursor;
-MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet_cursor *cursor,
-                                      uint32_t *first_p, uint32_t *n_p);
 
 /* ==== core/kernels/packet.c - packets: the encoding of rounded or sparse values in frames.
  *
@@ -4769,6 +4602,7 @@ static uint32_t packet_grains(uint32_t elements, uint32_t grain_log2) {
   return (uint32_t)(((uint64_t)elements + (1u << grain_log2) - 1) >> grain_log2);
 }
 
+/* The maximum size of a packet with this many elements. */
 MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype) {
   return MLFAB__PACKET_HEADER + packet_pad((elements + 7) / 8) +
          packet_pad(elements * mlfab__dtype_bytes(dtype));
@@ -4776,11 +4610,16 @@ MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype) {
 
 /* ---- received packets ---- */
 
+/* Packets are read more than once: first checked, later used. Memory that the sender still maps may change
+ * in between. So the packets of a frame are copied to private memory before the check, and the frame is not
+ * read afterwards. This allocates such memory, for one frame, if it is missing; its owner calls mlfab__free_aligned.
+ * Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p) {
   if (!*room_p) *room_p = mlfab__alloc_aligned(env, MLFAB__PACKET_ROOM);
   return *room_p ? 0 : MLFAB_ERR_MEMORY;
 }
 
+/* Copies these bytes to that memory. */
 MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *from,
                                                      uint32_t bytes) {
   assert(bytes <= MLFAB__PACKET_ROOM);
@@ -4834,6 +4673,9 @@ static int packet_check_header(const mlfab__packet *packet) {
          packet->offset <= UINT64_MAX - (uint64_t)packet->elements * width;
 }
 
+/* Checks the packet at `at`, except its values. Returns its size, or 0 when it is malformed or longer than
+ * `room`; never reads beyond `room`. A packet that keeps nothing is valid. The caller checks that its
+ * elements belong to the model. */
 MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
                                             mlfab__packet *packet) {
   mlfab__packet p = {0};
@@ -4962,6 +4804,8 @@ static uint8_t *packet_prepare(uint8_t *out, const mlfab__packet_shape *shape, c
   return values;
 }
 
+/* Writes a packet except its values, in the smallest form. *values_p: place for one value of each marked element (of
+ * the type, or uint16_t). The caller must write them, for instance with mlfab__filter_emit. */
 MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_shape *shape,
                                              const uint64_t *keep, uint8_t **values_p) {
   mlfab__packet packet;
@@ -4971,6 +4815,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_s
   return MLFAB__PACKET_HEADER + packet.body;
 }
 
+/* Packs all elements. */
 MLFAB__INTERNAL uint32_t mlfab__packet_dense(uint8_t *out, const mlfab__packet_shape *shape,
                                              const void *values) {
   mlfab__packet packet;
@@ -4980,6 +4825,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_dense(uint8_t *out, const mlfab__packet_s
   return MLFAB__PACKET_HEADER + packet.body;
 }
 
+/* Packs `kept` elements at ascending indices below shape->elements; grain_log2 counts as 0. */
 MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_shape *shape,
                                               const uint32_t *indices, const void *values,
                                               uint32_t kept) {
@@ -5055,6 +4901,7 @@ static const void *packet_values(const mlfab__packet *packet, uint32_t k, uint32
   return stage;
 }
 
+/* With zeros for elements that are not kept. */
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
   if (packet->value == MLFAB_HALF_NONE)
     return mlfab__kernel_finite(packet->dtype, packet->values, packet->count);
@@ -5162,6 +5009,9 @@ static void packet_place(int dtype, void *array, const void *values, const uint8
     pack_place_u64((uint64_t *)array, (const uint64_t *)values, indices, n, add);
 }
 
+/* Packs the elements of marked grains, in the smallest form; `values` is the array of all elements. Bit i
+ * of keep[i / 64] is grain i; bits beyond the last are 0. may_dense: unmarked values may be sent, too, if that is
+ * smaller. */
 MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_shape *shape,
                                               const void *values, const uint64_t *keep,
                                               int may_dense) {
@@ -5248,10 +5098,13 @@ static int packet_apply(const mlfab__packet *packet, uint8_t *w, int add, double
   return 1;
 }
 
+/* w += scale * u for kept elements, rounded as in mlfab__kernel_add. Returns 0 if a product is infinite or NaN, or the
+ * scale of I64 is invalid. The contents of w are unspecified then. */
 MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale) {
   return packet_apply(packet, (uint8_t *)w, 1, scale);
 }
 
+/* w = u for kept elements. */
 MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w) {
   (void)packet_apply(packet, (uint8_t *)w, 0, 1.0);
 }
@@ -5328,12 +5181,6 @@ enum { MLFAB__SYNC_STALE = MLFAB__SYNC_SOFT | MLFAB__SYNC_STALENESS };
 
 /* --- the description of a model; all members are valid, for any `size` --- */
 
-/* The name, for instance "ssp"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
-/* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
-MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
-/* Sets `size` and the defaults of a checked description. */
-MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
 /* The members and rules of a kind (MLFAB__SYNC_*), as bits; 0 for an invalid kind. */
 MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind);
 /* 1 when updates are summed, and applied in one commit a round. */
@@ -5360,41 +5207,11 @@ static inline int mlfab__sync_rechecks(const mlfab_sync *sync) {
 
 /* --- conditions; `threshold` is the s in force: for DSPS the tuner's, else sync->staleness --- */
 
-/* P: the probability that this pull must wait; 0 or 1 for deterministic models. Uses the state's progress,
- * fastest, v_train and significance; unknown significance counts as 1. */
-MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t threshold,
-                                         const mlfab_sync_state *state);
-/* Pull condition of a new pull; `draw` is its own, uniform in [0, 1). */
-MLFAB__INTERNAL int mlfab__sync_may_pull(const mlfab_sync *sync, uint64_t threshold,
-                                         const mlfab_sync_state *state, double draw);
-/* Pull condition of a delayed pull: without a second draw. */
-MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t threshold,
-                                               const mlfab_sync_state *state);
-/* May a push of iteration `progress` be taken in now? With rounds, a push that is ahead waits. */
-MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
-                                         uint64_t v_train);
-/* Returns 1 if a push of iteration `progress` is too late and must be dropped. */
-MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train);
-/* Push condition: is iteration v_train complete? Evaluated again after each step of v_train. Without members, any
- * arrived update completes it; `arrived` then counts dead workers, too. */
-MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
-                                               const mlfab_sync_state *state);
-
-/* One draw for a pull, uniform in [0, 1). It depends on the arguments only, so a run can be replayed. */
-MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
-                                        uint64_t progress);
-
 /* DSPS: the present threshold of a clock. Begins with {staleness, 0}. */
 typedef struct mlfab__sync_tuner {
   uint64_t threshold;
   uint32_t quiet; /* consecutive steps without a waiting pull */
 } mlfab__sync_tuner;
-
-/* Called for every step of V_train. `delayed`: pulls that had to wait since the last step; `spread`:
- * fastest - slowest. If the spread exceeds the threshold, a worker still waits, and the step does not count as
- * quiet. */
-MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
-                                      uint64_t delayed, uint64_t spread);
 
 /* ==== core/model/sync.c - consistency models as pairs of conditions. See sync.h.
  *
@@ -5415,6 +5232,7 @@ MLFAB__INTERNAL unsigned mlfab__sync_uses(uint32_t kind) {
   return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
+/* The name, for instance "ssp"; "unknown" for an invalid kind. */
 MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
   return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
 }
@@ -5448,6 +5266,7 @@ static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_
   return 0;
 }
 
+/* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
                                       mlfab_error *error) {
   unsigned uses = mlfab__sync_uses(sync->kind);
@@ -5475,6 +5294,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
   return code;
 }
 
+/* Sets `size` and the defaults of a checked description. */
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
   if (!(mlfab__sync_uses(sync->kind) & MLFAB__SYNC_MAX) || sync->staleness_max != 0) return;
@@ -5503,6 +5323,8 @@ static double sync_dynamic(const mlfab_sync *sync, double significance, uint64_t
   return pause < 1.0 ? pause : 1.0;
 }
 
+/* P: the probability that this pull must wait; 0 or 1 for deterministic models. Uses the state's progress,
+ * fastest, v_train and significance; unknown significance counts as 1. */
 MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t threshold,
                                          const mlfab_sync_state *state) {
   uint64_t excess = sync_excess(sync, threshold, state);
@@ -5514,11 +5336,13 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
   return sync_dynamic(sync, state->significance, excess - 1);
 }
 
+/* Pull condition of a new pull; `draw` is its own, uniform in [0, 1). */
 MLFAB__INTERNAL int mlfab__sync_may_pull(const mlfab_sync *sync, uint64_t threshold,
                                          const mlfab_sync_state *state, double draw) {
   return draw >= mlfab__sync_pause(sync, threshold, state);
 }
 
+/* Pull condition of a delayed pull: without a second draw. */
 MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t threshold,
                                                const mlfab_sync_state *state) {
   return sync_excess(sync, threshold, state) == 0;
@@ -5526,15 +5350,19 @@ MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t 
 
 /* --- push conditions --- */
 
+/* May a push of iteration `progress` be taken in now? With rounds, a push that is ahead waits. */
 MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
                                          uint64_t v_train) {
   return !mlfab__sync_rounds(sync->kind) || progress <= v_train;
 }
 
+/* Returns 1 if a push of iteration `progress` is too late and must be dropped. */
 MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train) {
   return sync->kind == MLFAB_SYNC_DROP && !sync->keep_late && progress < v_train;
 }
 
+/* Push condition: is iteration v_train complete? Evaluated again after each step of v_train. Without members, any
+ * arrived update completes it; `arrived` then counts dead workers, too. */
 MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
                                                const mlfab_sync_state *state) {
   if (state->members == 0) return state->arrived > 0;
@@ -5545,6 +5373,7 @@ MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
 
 /* --- draws and the threshold of DSPS --- */
 
+/* One draw for a pull, uniform in [0, 1). It depends on the arguments only, so a run can be replayed. */
 MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
                                         uint64_t progress) {
   uint64_t who = (uint64_t)server << 32 | worker;
@@ -5552,6 +5381,9 @@ MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t
   return (double)(bits >> 11) * 0x1p-53; /* 53 bits, as many as a double holds; always below 1 */
 }
 
+/* Called for every step of V_train. `delayed`: pulls that had to wait since the last step; `spread`:
+ * fastest - slowest. If the spread exceeds the threshold, a worker still waits, and the step does not count as
+ * quiet. */
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
                                       uint64_t delayed, uint64_t spread) {
   if (delayed > 0) {
@@ -5613,29 +5445,9 @@ MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_inf
                                         uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
                                         mlfab_error *error);
 MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout);
-/* Assigns slice i to server owner[i] (below `servers`). */
-MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner);
-/* The tensor with this id, or NULL. */
-MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id);
-/* The tensor, and the slice, that contain the byte at this offset (offset < bytes). */
-MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
-                                                             uint64_t offset);
-MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset);
-/* Sum of the server's slices, in bytes. */
-MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server);
-/* The server's next bytes at or behind `from`, up to the end of their run; if there are none, begin and end
- * are the end of the model. O(log slices). */
-MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
-                                       uint64_t *begin_p, uint64_t *end_p);
-/* 1 when the server owns every slice that the segment touches, and the segment cuts no element. It may span
- * slices. */
-MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
-                                        const mlfab__segment *segment);
 
 /* Sorts n indexes by heapsort: no recursion, and no libc-dependent order. before: does i come before k? */
 typedef int mlfab__layout_before_fn(const void *of, uint32_t i, uint32_t k);
-MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
-                                        const void *of);
 
 /* ==== core/model/layout.c - the flat model and its slices. See layout.h. */
 
@@ -5803,6 +5615,7 @@ MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout) 
   memset(layout, 0, sizeof *layout);
 }
 
+/* Assigns slice i to server owner[i] (below `servers`). */
 MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner) {
   for (uint32_t i = 0; i < layout->nslices; i++) {
     assert(owner[i] < layout->servers);
@@ -5811,6 +5624,7 @@ MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t 
   layout_sort_out(layout);
 }
 
+/* The tensor with this id, or NULL. */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
   uint32_t low = 0, high = layout->ntensors;
   MLFAB__SEARCH(low, high, at, layout->tensors[layout->by_id[at]].id < id)
@@ -5819,6 +5633,7 @@ MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *lay
   return tensor->id == id ? tensor : NULL;
 }
 
+/* The tensor, and the slice, that contain the byte at this offset (offset < bytes). */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
                                                              uint64_t offset) {
   uint32_t low = 1, high = layout->ntensors;
@@ -5836,6 +5651,7 @@ static uint64_t layout_end(const mlfab__layout *layout, uint32_t slice) {
   return layout->slices[slice].offset + layout->slices[slice].bytes;
 }
 
+/* Sum of the server's slices, in bytes. */
 MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server) {
   uint64_t bytes = 0;
   for (uint32_t k = layout->owned_at[server]; k < layout->owned_at[server + 1]; k++)
@@ -5843,6 +5659,8 @@ MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, 
   return bytes;
 }
 
+/* The server's next bytes at or behind `from`, up to the end of their run; if there are none, begin and end
+ * are the end of the model. O(log slices). */
 MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
                                        uint64_t *begin_p, uint64_t *end_p) {
   uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
@@ -5860,6 +5678,8 @@ static int layout_between_elements(const mlfab__layout *layout, uint64_t offset)
   return (offset - tensor->offset) % mlfab__dtype_bytes((int)tensor->dtype) == 0;
 }
 
+/* 1 when the server owns every slice that the segment touches, and the segment cuts no element. It may span
+ * slices. */
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment) {
   uint64_t begin, end;
@@ -5874,14 +5694,6 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
 /* ==== core/model/balance.h - new owners of slices when servers come or go.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
-
-/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
- * one). Each server gets at most 1.05 times the mean of the active servers, in bytes, and the fewest bytes move. If
- * there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower number wins. `load`
- * has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n (log n + servers)). */
-MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
-                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
-                                           uint64_t *load, uint32_t *order);
 
 /* ==== core/model/balance.c - new owners of slices. See balance.h. */
 
@@ -5953,6 +5765,10 @@ static uint64_t balance_level(balance_work *b, uint64_t cap) {
   return largest;
 }
 
+/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
+ * one). Each server gets at most 1.05 times the mean of the active servers, in bytes, and the fewest bytes move. If
+ * there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower number wins. `load`
+ * has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n (log n + servers)). */
 MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
                                            const uint8_t *active, uint32_t servers, uint32_t *owner,
                                            uint64_t *load, uint32_t *order) {
@@ -5991,25 +5807,6 @@ typedef struct mlfab__optimizer_step {
   uint64_t t;     /* number of this commit, from 1 */
   uint64_t delay; /* tau */
 } mlfab__optimizer_step;
-
-/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1); adadelay_c of
- * ADADELAY, or epsilon of any kind but SGD, not positive; weight_decay negative; NaN or infinity), UNSUPPORTED (unknown
- * kind). options NULL: the initial values. Sets *optimizer on success only. */
-MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
-                                          const mlfab_model_options *options, mlfab_error *error);
-/* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
-MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
-/* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
-MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer);
-/* Returns 1 if the step only adds scale * u. */
-MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer);
-/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u; the states
- * overlap no other array. I64: only if mlfab__optimizer_adds (the caller checks). Splitting the n elements into several
- * calls gives the same bits. */
-MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
-                                            const mlfab__optimizer_step *step, int dtype, void *dst,
-                                            const void *w, const void *u, void *s0, void *s1,
-                                            uint64_t n);
 
 /* ==== core/model/optimizer.c - applies a committed sum to the weights.
  *
@@ -6244,6 +6041,9 @@ static int optimizer_member(double *member, double given, const char *name, doub
     code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error); \
   if (!(used)) made.member = initial.member
 
+/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1); adadelay_c of
+ * ADADELAY, or epsilon of any kind but SGD, not positive; weight_decay negative; NaN or infinity), UNSUPPORTED (unknown
+ * kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error) {
   const double huge = 1.7976931348623157e308;
@@ -6268,18 +6068,24 @@ MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
   return code;
 }
 
+/* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind) {
   return kind < MLFAB_OPTIMIZER_COUNT ? optimizer_kinds[kind].states : 0;
 }
 
+/* Returns 1 if the step is linear in u and does not decay w: the scale may be folded into sums of u. */
 MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer) {
   return optimizer_kinds[optimizer->kind].linear && !(optimizer->weight_decay > 0.0);
 }
 
+/* Returns 1 if the step only adds scale * u. */
 MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
   return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
 }
 
+/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u; the states
+ * overlap no other array. I64: only if mlfab__optimizer_adds (the caller checks). Splitting the n elements into several
+ * calls gives the same bits. */
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
@@ -6506,22 +6312,6 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
                                       uint32_t server, uint32_t block_bytes, int sums,
                                       uint32_t states, int ghost);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* free_places: frees all except the blocks; there are no holders. free_block: frees the memory of a block. */
-MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);
-MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
-                                             mlfab__block *block);
-/* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
-MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
-                                        mlfab__piece *piece);
-/* Size of the block at a position. */
-MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
-                                                  uint32_t position);
-/* Number of blocks of a store; its holders have `held` positions. */
-MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums);
-/* Adds a spare block. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
-/* Adds spare blocks until there are `spare`. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
@@ -6539,14 +6329,6 @@ static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const u
 static inline uint64_t mlfab__store_seen(uint64_t bytes) {
   return mlfab__min(bytes, MLFAB_BULK_MAX);
 }
-/* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
-MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
-
-/* Checks these options against each other and the tensors. Errors: CONFIG, UNSUPPORTED; the text names both
- * sides of a conflict. */
-MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
-                                       const mlfab__layout *layout, mlfab__optimizer *optimizer,
-                                       mlfab_error *error);
 
 /* The slice (an index) has changed. */
 static inline void mlfab__store_change(mlfab__store *store, uint32_t slice) {
@@ -6618,6 +6400,7 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
   return 0;
 }
 
+/* Number of blocks of a store; its holders have `held` positions. */
 /* Number of blocks: w and next for each position, and sum if rounds are summed; two slices for older versions that
  * pulls pin; w and sum once more for each position that holders have. */
 MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums) {
@@ -6685,6 +6468,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
   mlfab__free(env, state, store->positions * sizeof *state);
 }
 
+/* free_places: frees all except the blocks; there are no holders. free_block: frees the memory of a block. */
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
   if (store->tags) store->tags->free(env, store);
@@ -6712,6 +6496,7 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   memset(store, 0, sizeof *store);
 }
 
+/* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece) {
   uint32_t index = store->local[mlfab__layout_slice_at(store->layout, offset)];
@@ -6733,6 +6518,7 @@ MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offs
   piece->first = (offset - tensor->offset) / width;
 }
 
+/* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position) {
   const mlfab__shard_slice *s = &store->slices[slice];
@@ -6740,6 +6526,7 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
   return (uint32_t)mlfab__min(store->block_bytes, s->bytes - at);
 }
 
+/* Adds spare blocks until there are `spare`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare) {
   if (store->free_count >= spare) return 0;
   uint64_t n = spare - store->free_count;
@@ -6765,6 +6552,7 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   return 0;
 }
 
+/* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
   return mlfab__store_spare(env, store, (uint64_t)store->free_count + 1);
 }
@@ -6795,11 +6583,14 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   store->free_count++;
 }
 
+/* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block) {
   if (*place != MLFAB__NO_BLOCK) mlfab__store_unref(store, *place);
   *place = block;
 }
 
+/* Checks these options against each other and the tensors. Errors: CONFIG, UNSUPPORTED; the text names both
+ * sides of a conflict. */
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error) {
@@ -6842,19 +6633,6 @@ typedef struct mlfab__holder {
   int lost; /* state was written while there was no memory for a copy: the moment is lost */
 } mlfab__holder;
 
-/* Does a holder name the state that the store has at this position? */
-MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
-/* hold: adds a holder, new or empty, to the store, for up to `positions`. Reserves blocks for updates meanwhile.
- * Errors: MEMORY, with nothing changed. hold_slice: holds a slice (an index) in its present state; cannot fail.
- * give_slice: ends that; it ignores other slices. release: removes the holder, after all slices were given. */
-MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
-                                      uint32_t positions, int sums);
-MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
-                                             uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
-                                             mlfab__holder *holder, uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
-
 /* ==== core/model/hold.c - a server's state of one moment, held while updates go on. See hold.h. */
 
 /* Does a holder need the store's state of this position? */
@@ -6865,6 +6643,7 @@ static int hold_shared(const mlfab__store *store, uint32_t position) {
   return 0;
 }
 
+/* Does a holder name the state that the store has at this position? */
 MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position) {
   for (const mlfab__holder *h = store->holders; h; h = h->next)
     if (h->s0 && h->s0[position] == store->s0[position]) return 1;
@@ -6895,6 +6674,9 @@ static void hold_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
   }
 }
 
+/* hold: adds a holder, new or empty, to the store, for up to `positions`. Reserves blocks for updates meanwhile.
+ * Errors: MEMORY, with nothing changed. hold_slice: holds a slice (an index) in its present state; cannot fail.
+ * give_slice: ends that; it ignores other slices. release: removes the holder, after all slices were given. */
 MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
                                       uint32_t positions, int sums) {
   uint64_t held = positions;
@@ -7000,23 +6782,11 @@ typedef struct mlfab__image_chunk {
   int last; /* of its slice */
 } mlfab__image_chunk;
 
-/* Sets *chunk to the next chunk, of at most `limit` bytes, of the slices that owners (by slice number)
- * assigns to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset
- * once it has used them. */
-MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
-                                      uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
-                                      mlfab__image_chunk *chunk);
-
 typedef struct mlfab__image_part { /* zeros: EMPTY */
   uint8_t done;
   uint32_t kind;
   uint64_t offset;
 } mlfab__image_part;
-
-/* Writes a chunk's bytes (data NULL: ghosts) into the blocks of the store. The chunk's members are checked:
- * they may come from the network. Errors: FRAME (out of range, or not the next bytes), MEMORY. */
-MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
-                                      const mlfab__image_chunk *chunk, const uint8_t *data);
 
 /* ==== core/model/image.c - reads and writes slices as a stream of chunks. See image.h. */
 
@@ -7053,6 +6823,9 @@ static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_
   return 0;
 }
 
+/* Sets *chunk to the next chunk, of at most `limit` bytes, of the slices that owners (by slice number)
+ * assigns to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset
+ * once it has used them. */
 MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
                                       uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
                                       mlfab__image_chunk *chunk) {
@@ -7123,6 +6896,8 @@ static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_
   return 0;
 }
 
+/* Writes a chunk's bytes (data NULL: ghosts) into the blocks of the store. The chunk's members are checked:
+ * they may come from the network. Errors: FRAME (out of range, or not the next bytes), MEMORY. */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data) {
   if (chunk->slice >= store->nslices || !image_has(store, chunk->kind)) return MLFAB_ERR_FRAME;
@@ -7180,19 +6955,6 @@ enum mlfab__decision {
   MLFAB__DROPPED = 3
 };
 
-MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows, uint32_t workers);
-MLFAB__INTERNAL void mlfab__windows_free(mlfab__env *env, mlfab__windows *windows);
-/* Registers a worker's incarnation: a newer incarnation begins with an empty window. Errors: FENCED if it is older. */
-MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worker,
-                                         uint32_t incarnation);
-/* Returns the decision on updates seq .. seq + members - 1, which were sent as one. */
-MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
-                                                        uint32_t members);
-/* Records the decision, and all skipped updates before them as not applied. seq > top. code: 0 (applied),
- * or the reason. */
-MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, uint32_t members,
-                                           int code);
-
 /* ==== core/model/windows.c - records which updates were decided. See windows.h. */
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows,
@@ -7207,6 +6969,7 @@ MLFAB__INTERNAL void mlfab__windows_free(mlfab__env *env, mlfab__windows *window
   memset(windows, 0, sizeof *windows);
 }
 
+/* Registers a worker's incarnation: a newer incarnation begins with an empty window. Errors: FENCED if it is older. */
 MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worker,
                                          uint32_t incarnation) {
   mlfab__window *window = &windows->windows[worker];
@@ -7218,6 +6981,7 @@ MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worke
   return 0;
 }
 
+/* Returns the decision on updates seq .. seq + members - 1, which were sent as one. */
 MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
                                                         uint32_t members) {
   uint64_t last = seq + members - 1;
@@ -7248,6 +7012,8 @@ static void windows_shift(uint64_t bits[4], uint64_t by) {
   }
 }
 
+/* Records the decision, and all skipped updates before them as not applied. seq > top. code: 0 (applied),
+ * or the reason. */
 MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, uint32_t members,
                                            int code) {
   uint64_t last = seq + members - 1;
@@ -7318,16 +7084,6 @@ static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer,
 /* A transfer may stand still for so many heartbeats while its peer beats. Afterwards its room goes to others. */
 enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
-/* Is it time to give up a transfer from or to `peer` that stands still since this time? Yes after `patience_ns`, if the
- * peer's link was as long without a byte; after `most_ns` in any case. A slow peer is not given up: it sends bytes, and
- * its frames may wait for other frames of its link. A peer that only receives (`to_peer`) sends heartbeats. */
-MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
-                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
-                                        uint64_t most_ns);
-/* When to ask again. */
-MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
-                                               uint64_t patience_ns, uint64_t most_ns);
-
 /* Is this bulk lent to the transport? A bulk of at most `copied` bytes is copied, except if chunks for this peer are as
  * small: the node measures with lent bulks. */
 static inline int mlfab__port_lends(const mlfab__port *port, uint32_t peer, uint32_t most,
@@ -7377,6 +7133,9 @@ typedef struct mlfab__counting {
 
 /* ==== core/node/port.c - a role's port. See port.h. */
 
+/* Is it time to give up a transfer from or to `peer` that stands still since this time? Yes after `patience_ns`, if the
+ * peer's link was as long without a byte; after `most_ns` in any case. A slow peer is not given up: it sends bytes, and
+ * its frames may wait for other frames of its link. A peer that only receives (`to_peer`) sends heartbeats. */
 MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
                                         uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
                                         uint64_t most_ns) {
@@ -7386,6 +7145,7 @@ MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, 
          port->silent(port->self, peer, to_peer) >= patience_ns;
 }
 
+/* When to ask again. */
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns) {
   uint64_t first_ns = mlfab__add_sat(since_ns, patience_ns);
@@ -8072,14 +7832,6 @@ struct mlfab_node {
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; after the routes: + rank of the other worker */
 
-/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
-MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
-/* When a call follows one that has failed. `vain`: so many in a row have met a program that is no node. */
-MLFAB__INTERNAL uint64_t mlfab__node_retry(const mlfab_node *node, uint32_t vain);
-/* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
- * server of a route. */
-MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
-MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
 /* Does a link of this kind lead to a server with a replica, so that the other copy may be called? */
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
 /* The place of the server of a route. */
@@ -8144,34 +7896,6 @@ MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum 
   for (const mlfab__role *role = (node)->roles; role < &(node)->roles[(node)->nroles]; role++) \
     if (role->function)
 
-/* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only if memory for them is lacking.
- * Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
-MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
-                                              size_t bytes);
-MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node);
-/* The role's port to its peers of this kind. */
-MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind);
-MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node);
-
-/* Call the functions of mlfab__role of all roles on links of this kind. frame: drops the link if no role
- * takes the frame. hello: returns the first error. */
-MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
-                                        const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
-                                       mlfab__greeting *greeting);
-MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
-                                     mlfab__greeting *greeting);
-MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
-MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
-MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
-                                      const char *why);
-/* Takes a bulk that a transport returned; its token includes the role. */
-MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
-                                           uint64_t token);
-MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
-/* May other nodes need a role at any time? */
-MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
-
 /* --- outbox.c: the next frame to send --- */
 
 /* Fills node->frame with the next frame for this link; its meta is in node->head. Returns 1, or 0 when
@@ -8188,18 +7912,8 @@ MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab
 
 MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
-                                            uint64_t sent_ns);
-/* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
-MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
- * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
-MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
-                                     uint64_t nonce, const mlfab__frame_in *frame);
 /* Handles the first frames of claims again if the holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
-/* Acts on a probe that was not answered in time. */
-MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
 /* Is the node at the other end known to be hand-driven? */
 MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
 
@@ -8214,8 +7928,6 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
 MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node);
 /* Breaks the inner links, for lack of memory: the roles forget frames under way. */
 MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node);
-/* Creates the links to this node's own server role. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node);
 /* Carries frames between the roles of this node. */
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node);
 
@@ -8238,8 +7950,6 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t route);
 /* Makes the node ready if every server has answered HELLO. */
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
-/* Opens the routes to all servers. */
-MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
 /* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
 
@@ -8250,13 +7960,6 @@ MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
 /* Takes HELLO on a new link. Returns 0, AGAIN if a claim has to wait, or the code of a refusal. */
 MLFAB__INTERNAL int mlfab__caller_hello(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame);
-/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the number of the
- * sender, or MLFAB__NO_NODE. */
-MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
-                                         uint32_t server);
-/* From now on the process on this link has the number of a caller. */
-MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t link, int kind,
-                                                   uint32_t number, const mlfab__hello *hello);
 /* Answers HELLO of another process than a worker. Returns the code of a refusal, or 0. */
 MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
                                         const mlfab__hello *hello);
@@ -8266,8 +7969,6 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                                         const char *why);
 /* Marks a worker as left or dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
-/* The first worker that has neither left nor died, or MLFAB__NO_NODE. */
-MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node);
 /* Starts the time in which all workers have to call: afterwards a worker without a link is dead. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -8288,8 +7989,6 @@ MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, enum mlfab__cau
                                                const char *why);
 /* The callee of the call for joining, for an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
-MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
-                                                    char name[MLFAB__CALLEE]);
 MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame);
 /* Takes the end of a joining node's link, or of our own link for joining. */
@@ -8298,8 +7997,6 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
 /* Does the fabric begin without this node? */
 MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint32_t id);
-/* Has a welcomed node kept its JOIN_IN link for too long? */
-MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
 /* --- alive.c: liveness --- */
 
@@ -8311,29 +8008,6 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
-
-/* Our call stands, and with a key both ends are proven: sends JOIN, HELLO or MEET. */
-MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
-/* Refuses a stranger. Logs the first refusals, and then ever fewer, as warnings. */
-MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, enum mlfab__cause cause,
-                                           const char *why);
-
-/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may
- * be called at any time afterwards. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, const mlfab__copies_table *copies,
-                                     uint64_t now_ns, mlfab_node **node_p);
-MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
-/* These two enclose every call of the API. enter: may this node call now (`worker`: only a worker may)? Errors as of
- * mlfab_push. return: keeps the error for mlfab_node_last_error, does the work that the call caused, and returns its
- * code. */
-MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
-                                      mlfab_error *error);
-MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
-/* For a separate scheduler: has every server closed or died? */
-MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
-/* The worker role says BYE; the server role stays until mlfab_node_leave. */
-MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 
 /* ==== core/node/role.c - a node: the table of its roles, their ports, and the calls to them. See role.h. */
 
@@ -8404,6 +8078,7 @@ static uint32_t role_chunk(const void *self, uint32_t peer) {
                                  : mlfab__outbox_chunk(to->node, &to->node->links[index]);
 }
 
+/* The role's port to its peers of this kind. */
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
@@ -8414,6 +8089,8 @@ MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__rol
 
 /* --- the table --- */
 
+/* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only if memory for them is lacking.
+ * Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
 MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
                                               size_t bytes) {
   assert(node->nroles < MLFAB__ROLES_MAX);
@@ -8486,6 +8163,8 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
     for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL) \
       if (role->function)
 
+/* Call the functions of mlfab__role of all roles on links of this kind. frame: drops the link if no role
+ * takes the frame. hello: returns the first error. */
 MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
   int kind = node->links[link].kind;
@@ -8535,6 +8214,7 @@ MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t
   return wanted;
 }
 
+/* Takes a bulk that a transport returned; its token includes the role. */
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token) {
   uint64_t number = token >> MLFAB__ROLE_SHIFT;
@@ -8551,6 +8231,7 @@ MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *req
   }
 }
 
+/* May other nodes need a role at any time? */
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
   int serves = 0;
   MLFAB__EACH_ROLE(role, node, serves) serves = serves || role->serves(role->self);
@@ -8692,6 +8373,8 @@ static void node_reached_at(mlfab_node *node, const char *address) {
   if (!asked) node->config.host = node_host(node->addresses);
 }
 
+/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may
+ * be called at any time afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
                                      const char *addresses, const mlfab__copies_table *copies,
                                      uint64_t now_ns, mlfab_node **node_p) {
@@ -8854,6 +8537,7 @@ static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header 
   return 1;
 }
 
+/* Refuses a stranger. Logs the first refusals, and then ever fewer, as warnings. */
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index,
                                            enum mlfab__cause cause, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
@@ -8941,6 +8625,7 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
   }
 }
 
+/* Our call stands, and with a key both ends are proven: sends JOIN, HELLO or MEET. */
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t index) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
@@ -9314,6 +8999,9 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
+/* These two enclose every call of the API. enter: may this node call now (`worker`: only a worker may)? Errors as of
+ * mlfab_push. return: keeps the error for mlfab_node_last_error, does the work that the call caused, and returns its
+ * code. */
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
   if (code) node->requests.last = *error;
   node_epilogue(node);
@@ -9411,6 +9099,7 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node_epilogue(node);
 }
 
+/* The worker role says BYE; the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
   node_begin_to_part(node, MLFAB__PARTS_WORKER, now_ns);
 }
@@ -9516,6 +9205,8 @@ enum {
 
 /* --- names --- */
 
+/* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
+ * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
   if (kind == MLFAB__LINK_VOTER)
@@ -9541,11 +9232,13 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
                        node->routes[route].copy * node->config.servers];
 }
 
+/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
   return node->phase < MLFAB__BOOTSTRAP_READY ? mlfab__min(beat, LINK_JOIN_BEAT_NS) : beat;
 }
 
+/* When a call follows one that has failed. `vain`: so many in a row have met a program that is no node. */
 MLFAB__INTERNAL uint64_t mlfab__node_retry(const mlfab_node *node, uint32_t vain) {
   return node->now_ns + ((mlfab__node_beat(node) / 5) << mlfab__min(vain, LINK_VAIN_MAX));
 }
@@ -9890,13 +9583,6 @@ typedef struct mlfab__filer {
   int busy;
 } mlfab__filer;
 
-/* Begins a stream in the memory of a role; a node has at most MLFAB__FILERS. Returns `filer`. */
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event));
-/* Yields filer->op as an action if none is under way. */
-MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
-
 /* ==== core/node/files.c - a node: operations on files. See files.h.
  *
  * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
@@ -9935,6 +9621,7 @@ static void files_refused(mlfab_node *node, uint64_t token, int status) {
   files_event(node, &event);
 }
 
+/* Begins a stream in the memory of a role; a node has at most MLFAB__FILERS. Returns `filer`. */
 MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
                                                 void (*done)(void *self,
                                                              const mlfab_io_event *event)) {
@@ -9948,6 +9635,7 @@ MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node 
   return filer;
 }
 
+/* Yields filer->op as an action if none is under way. */
 MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
   if (filer->busy) return;
   filer->busy = 1;
@@ -10117,6 +9805,7 @@ MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, ui
   mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
 }
 
+/* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
   if (node->links[index].probe_ns != 0) return;
   node->links[index].probe_ns = node->now_ns;
@@ -10124,6 +9813,8 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
   mlfab__claim_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
 }
 
+/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
+ * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
   if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 0;
@@ -10234,6 +9925,7 @@ static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   return 0;
 }
 
+/* Acts on a probe that was not answered in time. */
 /* Acts on a probe without an answer. A hand-driven node is assumed to be computing. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
@@ -10251,9 +9943,6 @@ MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
 
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
 /* ==== core/node/peer_link.h - links between workers, for aggregation, allreduce and collectives: see peer_link.c. */
-
-/* For a node whose roles use links between workers, and for server 0, which tells addresses. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
 
 /* ==== core/node/peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
  *
@@ -10527,6 +10216,7 @@ static const mlfab__between hop_table = {.meet = hop_meet,
                                          .failed = hop_failed,
                                          .link_to = hop_link};
 
+/* For a node whose roles use links between workers, and for server 0, which tells addresses. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
   uint32_t workers = node->config.workers;
   const mlfab__role *role = mlfab__roles_add(node, &hop_row, sizeof(peer_links));
@@ -10615,6 +10305,7 @@ MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node) {
   }
 }
 
+/* Creates the links to this node's own server role. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node) {
   uint32_t server = node->server_number, worker = (uint32_t)node->config.rank;
   for (uint32_t planner = 0; planner < 2; planner++) {
@@ -10719,11 +10410,10 @@ typedef struct mlfab__mirrored {
 } mlfab__mirrored;
 
 struct mlfab_node;
-/* Adds a part, if there are replicas. Both pointers in it stay valid as long as the node. */
-MLFAB__INTERNAL void mlfab__mirrored_add(struct mlfab_node *node, const mlfab__mirrored *part);
 
 /* ==== core/node/mirrored.c - a part of a server whose state the other copy has, too. See mirrored.h. */
 
+/* Adds a part, if there are replicas. Both pointers in it stay valid as long as the node. */
 MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
   if (node->copies) node->copies->mirrored(node, part);
 }
@@ -10768,9 +10458,6 @@ struct mlfab__growing {
     uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
   } told;
 };
-
-/* Lets processes come. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node);
 
 /* ==== core/node/growth.c - a node: processes that come while the fabric runs. See growth.h. */
 
@@ -11035,6 +10722,7 @@ static void growth_free(mlfab_node *node) {
   mlfab__free(&node->env, node->growing, sizeof *node->growing);
 }
 
+/* Lets processes come. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node) {
   static const mlfab__growth growth = {.asks = growth_asks,
                                        .told = growth_told,
@@ -11347,6 +11035,7 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
 
+/* Opens the routes to all servers. */
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   if (node->is_server && mlfab__inner_begin(node)) {
     mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
@@ -11360,6 +11049,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   }
 }
 
+/* For a separate scheduler: has every server closed or died? */
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
   uint32_t servers = node->config.servers;
   for (uint32_t s = 0; s < servers; s++) {
@@ -11435,6 +11125,7 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   caller_tell(node, worker, kind);
 }
 
+/* The first worker that has neither left nor died, or MLFAB__NO_NODE. */
 MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node) {
   for (uint32_t w = 0; w < node->config.workers; w++) {
     if (!node->callers[w].left && !node->callers[w].dead) return w;
@@ -11489,6 +11180,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
 
 /* --- HELLO --- */
 
+/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the number of the
+ * sender, or MLFAB__NO_NODE. */
 MLFAB__INTERNAL int mlfab__caller_issued(const mlfab_node *node, const mlfab__hello *hello,
                                          uint32_t server) {
   if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->copies)) {
@@ -11544,6 +11237,7 @@ MLFAB__INTERNAL int mlfab__caller_greet(mlfab_node *node, uint32_t index, int ki
   return code;
 }
 
+/* From now on the process on this link has the number of a caller. */
 MLFAB__INTERNAL mlfab__caller *mlfab__caller_admit(mlfab_node *node, uint32_t index, int kind,
                                                    uint32_t number, const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
@@ -11652,9 +11346,6 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
 #if MLFAB_WITH_SCHED
 /* ==== core/node/scheduler_link.h - links of servers to the scheduler: see scheduler_link.c. */
 
-/* For a node of a fabric with a scheduler. */
-MLFAB__INTERNAL void mlfab__scheduler_link_attach(mlfab_node *node);
-
 /* ==== core/node/scheduler_link.c - a node: links between servers and the scheduler, PLANNER and SCHEDULER. See node.h. */
 
 /* HELLO of the scheduler on a new link to our server role. */
@@ -11696,6 +11387,7 @@ static void scheduler_link_down(mlfab_node *node, const mlfab__link *was, uint32
                    "scheduler lost: first come, first served");
 }
 
+/* For a node of a fabric with a scheduler. */
 MLFAB__INTERNAL void mlfab__scheduler_link_attach(mlfab_node *node) {
   node->scheduler_hello = scheduler_link_hello;
   node->rules[MLFAB__LINK_PLANNER] = node->rules[MLFAB__LINK_SERVER];
@@ -12039,6 +11731,7 @@ static int bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in
   return 0;
 }
 
+/* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link) {
   return node->phase != MLFAB__BOOTSTRAP_JOINING &&
          node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
@@ -12391,10 +12084,6 @@ typedef struct mlfab__copies {
 } mlfab__copies;
 
 MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void);
-/* serve: this copy serves from now on, under this term, and answers callers. stand_by: it hangs up on callers, for this
- * reason, so that they call the other copy. Call them from a role. */
-MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
-MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
 
 /* --- peers.c: server 0's records of nodes, at both of its copies --- */
 
@@ -12417,6 +12106,8 @@ static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) 
 
 /* --- the copy that serves --- */
 
+/* serve: this copy serves from now on, under this term, and answers callers. stand_by: it hangs up on callers, for this
+ * reason, so that they call the other copy. Call them from a role. */
 MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
   node->term = term;
   if (!node->standby) return;
@@ -13387,141 +13078,20 @@ struct mlfab__worker {
   const mlfab__worker_cache *cache;      /* the model has version tags; else NULL */
 };
 
-/* Adds the row of a worker; the node owns *worker_p. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
-
-/* Errors: PEER_DEAD if this server, or with MLFAB_ALL any server, is dead. */
-MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
-                                          const char *call, mlfab_error *error);
-/* The calls of mlfab.h sections 7 to 9; they fill `error` on failure. */
-MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
-                                         uint64_t count, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
-                                        const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
-                                        mlfab_request *request_p, mlfab_error *error);
-/* self: the worker. */
-MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
-/* Sends the servers another consistency model; server may be MLFAB_ALL. */
-MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
-                                           uint32_t server, uint64_t timeout_ns, uint64_t now_ns,
-                                           mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
-
 /* The server is dead. */
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
- * which have no bytes, are forgotten. */
-MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* The server is dead: calls that wait for it fail. */
-MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* The change of consistency does not wait for this server any more. */
-MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
-                                                uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns);
-/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
-/* Writes a stretch of the model to the buffers of a pull that have some of it. */
-MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                       uint64_t offset, const uint8_t *from, uint64_t bytes);
-/* Asks a server for its part of a pull. */
-MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
-/* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
-MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
 /* --- between the files of the role, lowest first: sources.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
-/* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
- * SHAPE, DTYPE, LIMIT, MEMORY. */
-MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                          int bare, mlfab__source **sources, uint32_t *nsources,
-                                          uint32_t *room, mlfab_error *error);
-/* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
-MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
-                                            const mlfab__source *sources, uint32_t n,
-                                            uint64_t *bytes_p);
-/* sends: may updates and pulls go to this server now? announces: may this update be announced there? */
-MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server);
-MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
-                                            uint64_t seq);
 /* Does the update end an iteration? */
 static inline int mlfab__worker_whole(const mlfab__outgoing *update) {
   return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
 }
-/* Number of whole updates below `before` that this server has not decided. */
-MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
-                                             uint64_t before);
-/* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
-MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
-/* The number of the next update: how many it has pushed, as rounds count. */
-MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
-/* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
-MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark);
-MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t why);
-MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint8_t why,
-                                          const uint64_t *level);
-MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker);
-/* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
-MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
-MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
-/* 1 while the server has not decided all updates of this worker. */
-MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
-MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
-                                       const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
-                                         const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
-                                      uint64_t now_ns);
-/* token: below 2^32. settle: ends the update once it is over. bulk: the next granted bytes of a part, for a frame on this
- * port's link; 0: no packet is granted whole. rewind: nothing of the part was sent, or the sent bytes are void. */
-MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
-                                           const mlfab__outgoing *update);
-MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
-                                        uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__push_bulk(const mlfab__worker *worker, const mlfab__port *port,
-                                     uint32_t peer, const mlfab__outgoing *update, uint32_t server,
-                                     uint64_t token, mlfab__frame_out *frame);
 static inline void mlfab__push_rewind(mlfab__part *part) {
   part->granted = part->sent = part->in_source = 0;
   part->source = 0;
 }
-/* The size of a chunk of this part. */
-MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
-                                                 const mlfab__outgoing *update, uint32_t server);
-/* Takes the server's decisions from its window, and starts a new generation with the other updates. */
-MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
-                                        const mlfab__window *window, uint64_t now_ns);
-/* The link is lost. state: of undecided parts there from now on. ANNOUNCED: unchanged; DECIDED: the server is dead; NONE:
- * nobody misses it, and its parts are forgotten. */
-MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
-                                      enum mlfab__part_state state, uint64_t now_ns);
-/* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
- * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
-MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
-                                            mlfab_error *error);
-MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update);
-/* A call of push. */
-MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
-                                      const mlfab_push_options *given, uint64_t now_ns,
-                                      mlfab_request *request_p, mlfab_error *error);
-/* The update with the first weights. */
-MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                      uint64_t now_ns, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
-                                          uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
-                                     mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
-                                       const mlfab__frame_out *frame);
-/* Withdraws every update without waiting, and frees what depends on the layout. */
-MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
-/* A call of pull; out: the view that it makes, or NULL. */
-MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                     const mlfab_pull_options *given, mlfab_view *out,
-                                     uint64_t now_ns, mlfab_request *request_p, mlfab_error *error);
 /* find: the pull of a request, or NULL. begin: asks this server. part_done: a server's part is complete. stop: ends it, and
  * cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
 MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
@@ -13531,23 +13101,6 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
-MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                     const mlfab__model *model, const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
-                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* Repeats the pulls after this update, or all: the server will never hear of it, or the updates before them have other
- * numbers now, or the link is new. */
-MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq);
-MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
-                                          uint64_t now_ns);
-/* The model is dropped. */
-MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* Decides an undecided part. */
-MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
-                                        uint32_t server, int code, uint64_t now_ns);
 
 /* ==== core/worker/sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
  * decides what may go to a server now. See worker.h. */
@@ -13593,6 +13146,8 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
   return 0;
 }
 
+/* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
+ * SHAPE, DTYPE, LIMIT, MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error) {
@@ -13621,6 +13176,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   return 0;
 }
 
+/* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
@@ -13648,6 +13204,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
   return count;
 }
 
+/* Sends the servers another consistency model; server may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p) {
   if (seq == 0 || seq >= worker->next_seq || worker->next_seq - seq > MLFAB__WINDOW)
     return MLFAB_ERR_REQUEST;
@@ -13657,6 +13214,7 @@ MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t s
 
 /* --- sending to a server --- */
 
+/* Number of whole updates below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
                                              uint64_t before) {
   uint64_t ahead = 0;
@@ -13668,6 +13226,7 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
   return ahead;
 }
 
+/* sends: may updates and pulls go to this server now? announces: may this update be announced there? */
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server) {
   return worker->announces == MLFAB__NEVER && worker->streams[server].epoch == worker->epoch;
 }
@@ -13677,6 +13236,7 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
   return seq <= worker->announces && worker->streams[server].epoch == worker->epoch;
 }
 
+/* Errors: PEER_DEAD if this server, or with MLFAB_ALL any server, is dead. */
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
                                           const char *call, mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -13732,6 +13292,7 @@ static uint32_t pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch, 
   return worker->routes ? worker->routes->pull_by(worker, fetch, server) : MLFAB__NO_NODE;
 }
 
+/* Asks a server for its part of a pull. */
 MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
@@ -13790,6 +13351,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
+/* A call of pull; out: the view that it makes, or NULL. */
 MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                      const mlfab_pull_options *given, mlfab_view *out,
                                      uint64_t now_ns, mlfab_request *request_p,
@@ -13874,6 +13436,7 @@ static int pull_asked(const mlfab__fetch *fetch, const mlfab__model *model) {
   return at >= end;
 }
 
+/* Writes a stretch of the model to the buffers of a pull that have some of it. */
 MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                        uint64_t offset, const uint8_t *from, uint64_t bytes) {
   for (uint32_t i = 0; i < fetch->nsources; i++) {
@@ -13886,11 +13449,13 @@ MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab_
   }
 }
 
+/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset) {
   const mlfab__source *source = pull_source(fetch, offset);
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
+/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
 MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -13961,6 +13526,8 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                         "pull: server %u refused: %s", server, fail.text);
 }
 
+/* Repeats the pulls after this update, or all: the server will never hear of it, or the updates before them have other
+ * numbers now, or the link is new. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   if (!worker->streams[server].up) return;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
@@ -14008,6 +13575,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
+/* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
@@ -14061,6 +13629,7 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
   worker->port.ready(worker->port.self, server);
 }
 
+/* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   mlfab__progress progress = {stream->round, 0, 0};
@@ -14074,6 +13643,7 @@ static void push_moved_on(mlfab__worker *worker, uint32_t server) {
     mlfab__pull_again(worker, server, 0);
 }
 
+/* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
   uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -14102,6 +13672,7 @@ MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server,
   }
 }
 
+/* 1 while the server has not decided all updates of this worker. */
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     if (worker->updates[worker->order[i]].parts[server].state >= MLFAB__PART_QUEUED) return 1;
@@ -14121,6 +13692,8 @@ static void push_leave(mlfab__worker *worker, const mlfab__outgoing *update, uin
   if (worker->routes) worker->routes->leave(worker, update, server);
 }
 
+/* token: below 2^32. settle: ends the update once it is over. bulk: the next granted bytes of a part, for a frame on this
+ * port's link; 0: no packet is granted whole. rewind: nothing of the part was sent, or the sent bytes are void. */
 /* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
  * them back. */
 MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
@@ -14274,6 +13847,7 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   worker->due = 1;
 }
 
+/* Decides an undecided part. */
 MLFAB__INTERNAL void mlfab__push_decide(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint32_t server, int code, uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
@@ -14335,6 +13909,8 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
 
 /* --- the stream starts again --- */
 
+/* The link is lost. state: of undecided parts there from now on. ANNOUNCED: unchanged; DECIDED: the server is dead; NONE:
+ * nobody misses it, and its parts are forgotten. */
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
                                       enum mlfab__part_state state, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -14360,6 +13936,7 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server,
   }
 }
 
+/* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -14443,6 +14020,7 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
+/* The size of a chunk of this part. */
 MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
                                                  const mlfab__outgoing *update, uint32_t server) {
   uint32_t hop = push_by(worker, update, server);
@@ -14496,6 +14074,8 @@ static const mlfab__push_codec push_dense = {
 
 /* --- a new update --- */
 
+/* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
+ * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
@@ -14564,6 +14144,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
+/* The number of the next update: how many it has pushed, as rounds count. */
 MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker) {
   return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
 }
@@ -14799,6 +14380,7 @@ static void push_known(mlfab__worker *worker, const mlfab_push_options *options,
   mlfab__request_succeed(worker->requests, known, now_ns);
 }
 
+/* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error) {
@@ -14839,6 +14421,7 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   return 0;
 }
 
+/* The update with the first weights. */
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error) {
   mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
@@ -15071,6 +14654,7 @@ static uint32_t push_awaits(const mlfab__worker *worker, const mlfab__outgoing *
   return server;
 }
 
+/* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p) {
   if (server_p && worker->norder > 0)
     *server_p = push_awaits(worker, &worker->updates[worker->order[0]]);
@@ -15099,6 +14683,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   worker->due = 1;
 }
 
+/* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++)
     push_recall(worker, &worker->updates[worker->order[i]]);
@@ -15132,25 +14717,6 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
 /* A pull is about to write these bytes, for the first time or again. */
 typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
 
-/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
- * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
- * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
- * caller runs the node's epilogue. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *options);
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
-                                       const void *from, const void *to);
-/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user);
-
-/* The bytes of a buffer as large as its tensor, or as the model; else 0. *align_p: of its elements. A ghost has no bytes. Also
- * before the model stands. */
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p);
-/* The bytes of an element of this tensor; 0: there is no such tensor. */
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
-
 /* ==== core/worker/feed.c - the worker role: updates that begin before all bytes are there, and pulls that are watched. See feed.h. */
 
 /* A tensor as it was added, or NULL. The layout finds it faster. */
@@ -15160,6 +14726,8 @@ static const mlfab__tensor_info *feed_added(const mlfab__worker *worker, uint32_
   return NULL;
 }
 
+/* The bytes of a buffer as large as its tensor, or as the model; else 0. *align_p: of its elements. A ghost has no bytes. Also
+ * before the model stands. */
 MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
                                                  uint32_t *align_p) {
   const mlfab__tensor *tensor = NULL;
@@ -15184,11 +14752,16 @@ MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, co
   return buf->count == count ? count * width : 0;
 }
 
+/* The bytes of an element of this tensor; 0: there is no such tensor. */
 MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
   const mlfab__tensor_info *added = feed_added(worker, tensor);
   return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
 }
 
+/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
+ * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
+ * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
+ * caller runs the node's epilogue. */
 /* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
  * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
 MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
@@ -15244,6 +14817,7 @@ static void feed_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t by
   }
 }
 
+/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = mlfab__pull_find(worker, request);
@@ -15295,6 +14869,7 @@ static void worker_free(void *self) {
 
 /* --- the model --- */
 
+/* The calls of mlfab.h sections 7 to 9; they fill `error` on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error) {
   if (worker->table)
@@ -15548,6 +15123,7 @@ static int worker_is_guest(const mlfab__worker *worker) {
   return 0;
 }
 
+/* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
 MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
   return !worker->stands || (!worker->apart && !worker_is_guest(worker));
 }
@@ -15707,6 +15283,7 @@ static uint64_t worker_debt(const mlfab__worker *worker) {
   return worker->levels && debt <= MLFAB__WINDOW ? debt : 0;
 }
 
+/* The change of consistency does not wait for this server any more. */
 /* Does the work for which other files have set `due`; once after each event. */
 MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
@@ -15724,6 +15301,7 @@ MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_n
   }
 }
 
+/* self: the worker. */
 MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   mlfab__worker *worker = self;
@@ -15886,6 +15464,7 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
+/* The server is dead: calls that wait for it fail. */
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server,
                                            uint64_t now_ns) {
   mlfab__push_lost(worker, server, MLFAB__PART_DECIDED, now_ns);
@@ -15962,6 +15541,8 @@ static void worker_lost(void *self, mlfab__at at) {
   mlfab__worker_advance(worker, at.now_ns);
 }
 
+/* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
+ * which have no bytes, are forgotten. */
 MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].up = 0;
   worker->streams[server].absent = 1;
@@ -16111,6 +15692,7 @@ static const mlfab__role worker_row = {
     .free = worker_free,
 };
 
+/* Adds the row of a worker; the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worker_p) {
   mlfab__role *role = mlfab__roles_add(node, &worker_row, sizeof **worker_p);
   if (!role) return MLFAB_ERR_MEMORY;
@@ -16147,31 +15729,22 @@ typedef struct mlfab__lazy {
   uint64_t next_order;
 } mlfab__lazy;
 
-/* When to look again at a delayed pull of `progress` (a count: i + 1). Soft: when V_train moves. Lazy: when
- * its own iteration is complete. Always above v_train. */
-MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
-/* O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken out since the last add. */
-MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
-/* Takes out the next entry whose `at` is at most v_train: 1, or 0 when there is none. O(log n). */
-MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
-/* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
-MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
-/* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
- * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
-MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
-
 /* ==== core/server/lazy.c - the buffer of delayed pulls: see lazy.h. */
 
+/* When to look again at a delayed pull of `progress` (a count: i + 1). Soft: when V_train moves. Lazy: when
+ * its own iteration is complete. Always above v_train. */
 MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train) {
   return soft ? v_train + 1 : mlfab__max(progress, v_train + 1);
 }
 
+/* O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken out since the last add. */
 MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag) {
   int code = mlfab__heap_push(&lazy->heap, env, at, lazy->next_order, tag);
   if (!code) lazy->next_order++;
   return code;
 }
 
+/* Takes out the next entry whose `at` is at most v_train: 1, or 0 when there is none. O(log n). */
 MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p) {
   const mlfab__heap_entry *first = mlfab__heap_top(&lazy->heap);
   if (!first || first->time > v_train) return 0;
@@ -16180,6 +15753,7 @@ MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_
   return 1;
 }
 
+/* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag) {
   for (uint32_t i = 0; i < lazy->heap.count; i++) {
     if (lazy->heap.entries[i].index != tag) continue;
@@ -16194,6 +15768,8 @@ static int lazy_before(const void *a, const void *b) {
   return (x->order > y->order) - (x->order < y->order);
 }
 
+/* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
+ * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
 /* An ascending list is a heap. */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
   mlfab__heap *heap = &lazy->heap;
@@ -16702,55 +16278,7 @@ struct mlfab__server {
   int retold;   /* the consistency has changed */
 };
 
-MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
-                                       const mlfab_config *config, uint32_t number,
-                                       const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
-/* In a forked child: what is on a device is the parent's, and is left alone. */
-MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
-/* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
-
-/* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
- * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
- * with a text; then call refuse or unbuild. unbuild: there is no model. refuse: there is no model; tells worker 0, and all
- * who wait for its definition, why. */
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
-                                        const uint8_t *table, uint32_t cut, mlfab_error *error);
-/* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
-                                              const uint8_t *table, uint32_t cut,
-                                              const uint32_t *owners, uint32_t nowners,
-                                              mlfab_error *error);
-MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
-/* Frees the blocks, the layout, and all memory whose size depends on them. */
-MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
-/* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
- * it is: "worker 0's". */
-MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
-                                          const char *whose, const uint8_t *table, uint32_t tensors,
-                                          mlfab_error *error);
-
-/* A worker sent HELLO on a new link: fills the answer, and forgets its incomplete updates. Errors: FENCED
- * (an older incarnation), MEMORY. */
-MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
-                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
-                                        uint64_t now_ns);
-/* The worker's link is lost; it may reconnect. */
-MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns);
-/* The worker is dead, or has left: rounds go on without it. */
-MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
-                                        uint64_t now_ns);
-/* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. The next frame with a
- * bulk for it, or 0; that frame was taken, and its bulk returned: see mlfab__role. */
-MLFAB__INTERNAL int mlfab__server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__server_next(void *self, mlfab__at at, mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__server_taken(void *self, mlfab__at at, const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__server_sent(void *self, mlfab__at at, uint64_t token);
-/* Background work and timers. */
-MLFAB__INTERNAL void mlfab__server_tick(void *self, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__server_deadline(const void *self);
 
 /* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
@@ -16765,51 +16293,9 @@ static inline void mlfab__server_drop(mlfab__server *server, uint32_t worker, in
   server->port.drop(server->port.self, worker, code, text);
 }
 
-/* blocks.c - pins a slice's blocks for a pull; unpins them; unpins them in the middle of the slice, which
- * the pull then begins again; the same for all pulls. */
-MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull *pull,
-                                       uint32_t slice);
-MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* unlend: the link of a worker is lost: takes back the blocks lent to it. drop_orphans: in a tick after that: they are free. retire:
- * frees the store. */
-MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server);
-/* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
-MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
-/* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
- * Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
-                                        int fill);
-
 /* clock.c - the clock of a new model; returns its memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* Does the worker count? After a change of models: are there rounds, and are norms taken? */
-MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
-MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
-/* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
- * the first member. */
-MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
-/* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server);
-/* Fills the inputs of the conditions, for this worker at this progress. */
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
-                                        mlfab_sync_state *state);
-/* May this worker's update of this progress be taken in now? late: would it be too late? */
-MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress);
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker);
-/* This worker's update was decided: moves its progress, and counts it in its rounds. */
-MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
-                                          int code);
-/* The worker reports this progress for the time before its first undecided update here: raises the known
- * progress. The second: a PROGRESS frame. */
-MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
-MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
-                                           const mlfab__frame_in *frame);
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
 /* A guest counts from now on, from this progress or the one with which it begins here; it is told. */
@@ -16817,81 +16303,12 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
                                         uint32_t entry);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
-/* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
-MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
-/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
- * FluentPS. */
-MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server);
-/* v_train moves on. */
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server);
-/* Begins to apply the open round. flush: as it is; v_train stays. */
-MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush);
-/* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
- * no head. Returns 1 when a round must be applied first. */
-MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
-                                      const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
-/* Tells a worker whether iterations count here. */
-MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
-/* round.c - continues to apply the open round, at most `budget` bytes. 1 when it is finished. */
-MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 
-/* Credit of a worker, and bytes of a stage, for a shard of this size. */
-MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
-MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
-                                             int ghost);
 /* What this worker is told of its decided updates when it has lost answers. */
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
-/* Fills in a HELLO_ACK of this kind (MLFAB__ACK_*). */
-MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
-                                             mlfab__hello_ack *ack);
 
-/* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
-MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update);
-/* Appends to the queue, or to the unplaced updates; removes from its list. */
-MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
-                                         int unplaced);
-MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
-                                                   uint64_t seq);
-MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__incoming *update);
-/* The local numbers of the slices that a segment touches: returns the first. */
-MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
-                                              const mlfab__incoming *update, uint32_t segment,
-                                              uint32_t *last_p);
-/* May this update be taken in now? */
-MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
-                                          const mlfab__incoming *update);
-/* A new update: it gets a place, or the policy holds it back. forget: it leaves the lists. */
-MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming *update);
-/* now: places it at the end of the queue, or drops it if it is too late there. drop: marks it as dropped. */
-MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update);
-/* Its largest delay over the slices that it touches, if it stood behind all placed updates; then adds
- * `members` to `ahead` of these slices. */
-MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
-                                          int64_t members);
-/* Stores the delay. Returns DROPPED when it is not below the bound, else 0. */
-MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
-                                      uint64_t delay);
-/* Of a group: the next member, or NULL. follows: is it a member other than the first? */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
-MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
-/* Is it, or its group, being applied, so that it can no longer be withdrawn? */
-MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
-                                          const mlfab__incoming *update);
-
-/* apply.c - discards what was written of the head; there is no head then. */
-MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
-/* Does the optimizer or the callback step its slices? */
-MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
-/* One piece: `next` becomes the result of the callback or the optimizer on w and the sum. Errors: CALLBACK. */
-MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
-                                       const mlfab__piece *piece, const uint8_t *sum);
 /* Decides an update: answers it, counts it, and removes it from the queue. */
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay);
@@ -16901,76 +16318,13 @@ MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *se
 static inline uint32_t *mlfab__apply_target(mlfab__server *server, const mlfab__piece *piece) {
   return &(server->rounds ? server->store.sum : server->store.w)[piece->position];
 }
-/* The factor with which u is multiplied as it is taken in. */
-MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
-                                           const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode);
 
-MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
-                                        const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
-                                           const mlfab__frame_in *frame);
-/* Forgets the undecided updates of a worker: it sends them again under a new generation. */
-MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker);
-/* Finishes applying this worker's update, if it is being applied. */
-MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker);
-/* The next bytes of an update, or of a group's sum, which `peer` sent. */
-MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
-                                        mlfab__incoming *update, uint64_t offset,
-                                        const mlfab__frame_in *frame);
-/* Answers dropped updates that are the oldest of their worker in the queue. */
-MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server);
-/* eligible_from: the first from here on that may be taken in. begin: makes it the head. `data`: all its
- * bytes, if they came with its announcement and are not staged. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server *server,
-                                                            mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
-                                        const uint8_t *data);
-/* HELD: applies the head if the keeper lets it now. Returns 0 while it is held. */
-MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server);
-/* Continues to apply the head, at most `budget` bytes. Returns 1 when it is finished. */
-MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
-/* Lets the next update send when the updates before it leave the in-link idle. */
-MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server);
-/* Revokes the head when it stalls. */
-MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server);
-MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_in *frame);
-/* Checks delayed pulls again, if `serve` says that it is due, and starts those that may be answered. */
-MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
-/* find: the pull with this request, or NULL. begin: this server answers it. */
-MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
-                                                      uint64_t request);
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull);
-/* end: frees its slot. over: the same, and tells the policy. */
-MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code);
-MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
-                                       int code, const char *text);
 /* Walks the open pulls, oldest first: returns the next, or NULL after the last. Start with zeros. Any pull
  * may end during the walk, including the one returned last. */
 typedef struct mlfab__serve_walk {
   mlfab__server_pull *at;
   uint64_t opened;
 } mlfab__serve_walk;
-MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
-                                                      mlfab__serve_walk *walk);
-/* slot: a free slot with room for this many segments; `own`: for a spread. fill: fills it. */
-MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
-                                                      uint32_t segments, int own, int *code_p);
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, uint64_t request,
-                                       const mlfab__segment *segments, uint32_t n, uint64_t bytes);
-/* Size of the next frame of a segment, at most `most`, and its slice (index into store.slices). */
-MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
-                                          const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t most, uint32_t *slice_p);
 /* Is this server answering it now? */
 static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
@@ -16980,17 +16334,11 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
 static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
   return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
 }
-/* A pull asks for a view, and has it if the code is 0; else the pull has failed. Returns the code. */
-MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code);
-/* Ends the pulls of a worker and takes back the blocks lent to its link. */
-MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
-/* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
-MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 
 /* ==== core/server/blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
 
+/* blocks.c - pins a slice's blocks for a pull; unpins them; unpins them in the middle of the slice, which
+ * the pull then begins again; the same for all pulls. */
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
   uint32_t n = server->store.slices[pull->slice].count;
@@ -17027,6 +16375,7 @@ MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
     mlfab__blocks_restart(server, pull);
 }
 
+/* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
   mlfab__store *store = &server->store;
   if (store->free_count == 0) mlfab__blocks_unpin_all(server);
@@ -17035,6 +16384,8 @@ MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
   return mlfab__store_take(store);
 }
 
+/* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
+ * Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
                                         int fill) {
   mlfab__store *store = &server->store;
@@ -17049,6 +16400,8 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
   return 0;
 }
 
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. drop_orphans: in a tick after that: they are free. retire:
+ * frees the store. */
 /* Blocks that were lent to lost links are free. */
 MLFAB__INTERNAL void mlfab__blocks_drop_orphans(mlfab__server *server) {
   for (uint32_t i = 0; i < server->serve.norphans; i++)
@@ -17121,6 +16474,7 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
 
 #include <math.h>
 
+/* Does the worker count? After a change of models: are there rounds, and are norms taken? */
 MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   if (peer->guest) return 0;
   return !peer->dead && !peer->left && !peer->done;
@@ -17150,6 +16504,8 @@ MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
   server->norm_commits = 0;
 }
 
+/* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
+ * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
   int told = server->config->on_update && !server->rounds;
   return mlfab__optimizer_linear(&server->optimizer) && !told;
@@ -17205,6 +16561,7 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
 }
 
+/* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   mlfab__clock_tally *tally = &server->tally;
   if (!tally->counted) clock_count(server);
@@ -17215,6 +16572,7 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   return MLFAB_NO_RANK;
 }
 
+/* Fills the inputs of the conditions, for this worker at this progress. */
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {
   if (!server->tally.counted) clock_count(server);
@@ -17232,6 +16590,7 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, uint32_t worker, 
 
 /* --- updates --- */
 
+/* May this worker's update of this progress be taken in now? late: would it be too late? */
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
                                           uint64_t progress) {
   const mlfab__clock *clock = &server->clock;
@@ -17300,6 +16659,8 @@ static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__
   }
 }
 
+/* The worker reports this progress for the time before its first undecided update here: raises the known
+ * progress. The second: a PROGRESS frame. */
 MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   uint64_t before = peer->pushed;
@@ -17342,6 +16703,7 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
+/* This worker's update was decided: moves its progress, and counts it in its rounds. */
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
                                           int code) {
   mlfab__server_peer *peer = &server->peers[update->worker];
@@ -17438,6 +16800,7 @@ static uint64_t clock_reached(const mlfab__server *server, const mlfab_sync_stat
   return reached;
 }
 
+/* v_train moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server) {
   mlfab__clock *clock = &server->clock;
   mlfab_sync_state state;
@@ -17455,6 +16818,7 @@ MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server) {
   clock->delayed = 0;
 }
 
+/* Begins to apply the open round. flush: as it is; v_train stays. */
 MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush) {
   server->clock.flush = flush;
   server->apply.applying = MLFAB__APPLY_ROUND;
@@ -17463,6 +16827,8 @@ MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush) {
   server->apply.position = 0;
 }
 
+/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
+ * FluentPS. */
 MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server) {
   const mlfab__clock *clock = &server->clock;
   uint32_t n = clock->contributors;
@@ -17482,6 +16848,7 @@ static int clock_held(mlfab__server *server) {
   return !server->keeper->may(server, &commit);
 }
 
+/* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
   mlfab__clock *clock = &server->clock;
   int moved = 0;
@@ -17515,6 +16882,7 @@ static void clock_answer(mlfab__server *server, uint32_t worker, uint64_t ask, i
   MLFAB__POST(&server->port, worker, MLFAB__SYNC_ACK, sync_ack, &ack);
 }
 
+/* Tells a worker whether iterations count here. */
 MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
@@ -17538,6 +16906,8 @@ static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlf
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);
 }
 
+/* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
+ * no head. Returns 1 when a round must be applied first. */
 MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
                                       const mlfab__frame_in *frame) {
   mlfab__sync_ask change;
@@ -17612,6 +16982,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 
 /* --- updates and their lists --- */
 
+/* Appends to the queue, or to the unplaced updates; removes from its list. */
 MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
                                          int unplaced) {
   mlfab__incoming **first = unplaced ? &server->queue.unplaced_first : &server->queue.first;
@@ -17630,6 +17001,7 @@ MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming 
   *(update->next ? &update->next->previous : last) = update->previous;
 }
 
+/* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
 MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update) {
   update->next = server->queue.free_list;
   server->queue.free_list = update;
@@ -17672,6 +17044,7 @@ MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__inco
   update->stage = 0;
 }
 
+/* The local numbers of the slices that a segment touches: returns the first. */
 MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
                                               const mlfab__incoming *update, uint32_t segment,
                                               uint32_t *last_p) {
@@ -17681,6 +17054,7 @@ MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
   return local[mlfab__layout_slice_at(&server->layout, s->offset)];
 }
 
+/* May this update be taken in now? */
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
@@ -17703,6 +17077,8 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, 
 
 /* --- places --- */
 
+/* Its largest delay over the slices that it touches, if it stood behind all placed updates; then adds
+ * `members` to `ahead` of these slices. */
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
                                           int64_t members) {
   uint64_t delay = 0;
@@ -17721,6 +17097,7 @@ MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__in
   return delay;
 }
 
+/* Stores the delay. Returns DROPPED when it is not below the bound, else 0. */
 MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
                                       uint64_t delay) {
   update->delay = delay;
@@ -17730,6 +17107,7 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
   return delay + update->push.members - 1 >= server->delay_bound ? MLFAB_ERR_DROPPED : 0;
 }
 
+/* now: places it at the end of the queue, or drops it if it is too late there. drop: marks it as dropped. */
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
   update->refused = MLFAB_ERR_DROPPED;
   update->received = update->granted = update->push.bytes; /* no more bytes will come */
@@ -17750,6 +17128,7 @@ MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *up
   mlfab__queue_lag(server, update, (int64_t)update->push.members);
 }
 
+/* Of a group: the next member, or NULL. follows: is it a member other than the first? */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update) {
   mlfab__incoming *next = update->next;
   return update->group && next && next->group == update->group ? next : NULL;
@@ -17759,6 +17138,7 @@ MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update) {
   return update->group && update->previous && update->previous->group == update->group;
 }
 
+/* Is it, or its group, being applied, so that it can no longer be withdrawn? */
 MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   const mlfab__incoming *head = server->apply.head;
@@ -17766,6 +17146,7 @@ MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
   return update == head || (update->group && update->group == head->group);
 }
 
+/* A new update: it gets a place, or the policy holds it back. forget: it leaves the lists. */
 MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update) {
   if (!server->policy || !server->policy->hold(server, update)) mlfab__queue_now(server, update);
 }
@@ -17818,6 +17199,7 @@ static double apply_scale(const mlfab__server *server, const mlfab__incoming *up
   return update->group && mlfab__clock_absolute(server) ? 1.0 : update->push.scale;
 }
 
+/* The factor with which u is multiplied as it is taken in. */
 /* A non-linear optimizer gets a sum with weights relative to the round's first member, and steps with that
  * member's scale. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
@@ -17831,12 +17213,14 @@ MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
   return clock->round_scale != 0.0 ? update->push.scale / clock->round_scale : 0.0;
 }
 
+/* Does the optimizer or the callback step its slices? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
   return mlfab__apply_mode(server, update) == MLFAB__APPLY_STAGE;
 }
 
 /* --- leaving the queue --- */
 
+/* apply.c - discards what was written of the head; there is no head then. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
   for (uint32_t p = 0; p < server->store.positions; p++) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
@@ -18163,6 +17547,7 @@ static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
   return 0;
 }
 
+/* Answers dropped updates that are the oldest of their worker in the queue. */
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   mlfab__incoming *next;
   for (mlfab__incoming *update = server->queue.first; update && server->queue.ndropped > 0;
@@ -18240,6 +17625,7 @@ static void apply_admitted(mlfab__server *server, mlfab__incoming *update) {
   server->greets = 1;
 }
 
+/* HELD: applies the head if the keeper lets it now. Returns 0 while it is held. */
 MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
   mlfab__incoming *update = server->apply.head;
   int asks = server->keeper && !server->rounds && !(update->push.flags & MLFAB__PUSH_INIT);
@@ -18274,6 +17660,7 @@ static int apply_callback(mlfab__server *server, const mlfab_update_info *info,
                                    piece->first, piece->count, dst, sum);
 }
 
+/* One piece: `next` becomes the result of the callback or the optimizer on w and the sum. Errors: CALLBACK. */
 MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
                                        const mlfab__piece *piece, const uint8_t *sum) {
   mlfab__store *store = &server->store;
@@ -18319,6 +17706,7 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
   info->norm = update->group ? 0.0 : update->push.norm;
 }
 
+/* Continues to apply the head, at most `budget` bytes. Returns 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->apply.head;
   const uint32_t *next = server->store.next;
@@ -18352,6 +17740,8 @@ MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
 
 /* --- heads --- */
 
+/* eligible_from: the first from here on that may be taken in. begin: makes it the head. `data`: all its
+ * bytes, if they came with its announcement and are not staged. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server *server,
                                                             mlfab__incoming *update) {
   while (update && !mlfab__queue_eligible(server, update)) update = update->next;
@@ -18395,6 +17785,7 @@ static mlfab__incoming *apply_unreleased(mlfab__server *server) {
   return update;
 }
 
+/* Lets the next update send when the updates before it leave the in-link idle. */
 /* Lets the next update send when the updates before it leave the in-link idle: shortly before they end, or
  * when they come more slowly than the link carries. Staged bytes cost one more copy. */
 MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
@@ -18660,6 +18051,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
+/* The next bytes of an update, or of a group's sum, which `peer` sent. */
 MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                                         mlfab__incoming *update, uint64_t offset,
                                         const mlfab__frame_in *frame) {
@@ -18739,6 +18131,7 @@ MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worke
   server->due = 1;
 }
 
+/* Finishes applying this worker's update, if it is being applied. */
 MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker) {
   if (server->apply.applying != MLFAB__APPLY_UPDATE) return;
   const mlfab__incoming *update = server->apply.head;
@@ -18758,6 +18151,7 @@ static mlfab__incoming *apply_first_of(const mlfab__server *server, uint32_t wor
   return update;
 }
 
+/* Forgets the undecided updates of a worker: it sends them again under a new generation. */
 MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__incoming *update;
@@ -18769,6 +18163,7 @@ MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker) 
   peer->last_queued = 0;
 }
 
+/* Revokes the head when it stalls. */
 MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
   mlfab__incoming *head = server->apply.head;
   if (head && head->group && server->apply.applying == MLFAB__APPLY_NONE) {
@@ -18914,6 +18309,7 @@ static void round_close(mlfab__server *server) {
   server->serve.due = 1;
 }
 
+/* round.c - continues to apply the open round, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   mlfab__store *store = &server->store;
   mlfab_update_info info;
@@ -18944,27 +18340,9 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
 /* ==== core/server/clock_copy.h - the server role: its clock as a record, for slices that move, checkpoints and replicas. */
 
-/* Describes the clock. `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
-                                       uint32_t *words);
-/* Takes a clock over, and forgets changes that wait. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
-                                       const uint32_t *words);
-/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Adds the workers of another server's open round, which is the same round of the same model. */
-MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__clock_record *in,
-                                        const uint32_t *words);
-/* A number of the model and its round: servers with the same number can go on with sums of each other. But if the optimizer
- * steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
-MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock);
-MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
-                                          const mlfab__clock_record *clock);
-/* Applies the open round as it is, in one long step. V_train stays. */
-MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server);
-
 /* ==== core/server/clock_copy.c - the server role: its clock as a record. See clock_copy.h. */
 
+/* Describes the clock. `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
                                        uint32_t *words) {
   const mlfab__clock *clock = &server->clock;
@@ -18982,6 +18360,7 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock
     words[w / 32] |= (uint32_t)server->peers[w].contributed << w % 32;
 }
 
+/* Takes a clock over, and forgets changes that wait. There are no delayed pulls. */
 MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
                                        const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
@@ -19002,12 +18381,14 @@ MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock
   mlfab__clock_members(server);
 }
 
+/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
 MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
   memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
   for (uint32_t w = 0; w < server->workers; w++)
     words[w / 32] |= (uint32_t)mlfab__clock_lives(&server->peers[w]) << w % 32;
 }
 
+/* Adds the workers of another server's open round, which is the same round of the same model. */
 MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__clock_record *in,
                                         const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
@@ -19020,6 +18401,8 @@ MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__cloc
   }
 }
 
+/* A number of the model and its round: servers with the same number can go on with sums of each other. But if the optimizer
+ * steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
 MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock) {
   mlfab__clock_record round = {.consistency = clock->consistency};
   uint8_t meta[256];
@@ -19033,6 +18416,7 @@ MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
   return steps ? clock->scale : 0.0;
 }
 
+/* Applies the open round as it is, in one long step. V_train stays. */
 MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server) {
   if (server->clock.round_members == 0) return;
   mlfab__clock_close(server, 1);
@@ -19096,6 +18480,7 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *serve
   return pull;
 }
 
+/* end: frees its slot. over: the same, and tells the policy. */
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
   assert(pull->request != 0);
   if (pull->waiting) {
@@ -19143,6 +18528,7 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
+/* A pull asks for a view, and has it if the code is 0; else the pull has failed. Returns the code. */
 MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
   if (!code) return 0;
   mlfab__serve_fail(server, pull->worker, pull->request, code,
@@ -19153,6 +18539,7 @@ MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull 
   return code;
 }
 
+/* find: the pull with this request, or NULL. begin: this server answers it. */
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
@@ -19231,6 +18618,7 @@ static void serve_due(mlfab__server *server, int pass) {
   }
 }
 
+/* Checks delayed pulls again, if `serve` says that it is due, and starts those that may be answered. */
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   mlfab__clock *clock = &server->clock;
   int changed = server->serve.changed, due = server->serve.due;
@@ -19245,6 +18633,7 @@ MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   serve_due(server, !mlfab__sync_rechecks(&clock->sync));
 }
 
+/* slot: a free slot with room for this many segments; `own`: for a spread. fill: fills it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p) {
   mlfab__server_pull *pull = NULL;
@@ -19362,6 +18751,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (server->policy) server->policy->turns(server);
 }
 
+/* Size of the next frame of a segment, at most `most`, and its slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
                                           uint32_t most, uint32_t *slice_p) {
@@ -19461,6 +18851,8 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   return 1;
 }
 
+/* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. The next frame with a
+ * bulk for it, or 0; that frame was taken, and its bulk returned: see mlfab__role. */
 MLFAB__INTERNAL int mlfab__server_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__server *server = self;
   mlfab__server_peer *peer = &server->peers[at.peer];
@@ -19553,6 +18945,7 @@ MLFAB__INTERNAL void mlfab__server_sent(void *self, mlfab__at at, uint64_t token
   }
 }
 
+/* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
@@ -19567,6 +18960,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   if (server->policy) server->policy->stopped(server, worker);
 }
 
+/* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
   mlfab__serve_stop(server, worker);
   mlfab__blocks_unlend(server, worker);
@@ -19656,6 +19050,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   return 0;
 }
 
+/* Frees the blocks, the layout, and all memory whose size depends on them. */
 MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server) {
   mlfab__env *env = server->env;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
@@ -19678,6 +19073,7 @@ MLFAB__INTERNAL void mlfab__server_empty(mlfab__server *server) {
   mlfab__layout_free(env, &server->layout);
 }
 
+/* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) {
   if (server->save.hooks) server->save.hooks->stop(server);
   if (server->keeper) server->keeper->stop(server);
@@ -19716,6 +19112,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   memset(server, 0, sizeof *server);
 }
 
+/* In a forked child: what is on a device is the parent's, and is left alone. */
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
   if (server->memory) server->memory->on->disown(server->memory);
 }
@@ -19741,6 +19138,7 @@ static uint32_t server_make_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
+/* Fills in a HELLO_ACK of this kind (MLFAB__ACK_*). */
 MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, uint32_t kind,
                                              mlfab__hello_ack *ack) {
   uint64_t pushed = server->peers[worker].pushed;
@@ -19766,6 +19164,8 @@ MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t wor
   ack->taken = server->windows.windows[worker].taken;
 }
 
+/* A worker sent HELLO on a new link: fills the answer, and forgets its incomplete updates. Errors: FENCED
+ * (an older incarnation), MEMORY. */
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         const mlfab__hello *hello, mlfab__hello_ack *ack,
                                         uint64_t now_ns) {
@@ -19813,6 +19213,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   return 0;
 }
 
+/* The worker's link is lost; it may reconnect. */
 MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->peers[worker].connected = 0;
@@ -19823,6 +19224,7 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
   mlfab__server_advance(server);
 }
 
+/* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns) {
   if (left && server->lender) server->lender->left(server, worker);
@@ -19853,6 +19255,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
 }
 
+/* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard) {
   return mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
 }
@@ -19958,6 +19361,10 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
   return 0;
 }
 
+/* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
+ * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
+ * with a text; then call refuse or unbuild. unbuild: there is no model. refuse: there is no model; tells worker 0, and all
+ * who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error) {
   return mlfab__server_build_owned(server, define, table, cut, NULL, 0, error);
@@ -19974,6 +19381,8 @@ static int server_begin(mlfab__server *server, mlfab_error *error) {
   return 0;
 }
 
+/* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
+ * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
                                           const char *whose, const uint8_t *table, uint32_t tensors,
                                           mlfab_error *error) {
@@ -20188,6 +19597,7 @@ MLFAB__INTERNAL int mlfab__server_frame(void *self, mlfab__at at, const mlfab__f
   return 1;
 }
 
+/* Background work and timers. */
 MLFAB__INTERNAL void mlfab__server_tick(void *self, uint64_t now_ns) {
   mlfab__server *server = self;
   server->now_ns = now_ns;
@@ -20260,6 +19670,7 @@ static const mlfab__role server_row = {
     .free = server_role_free,
 };
 
+/* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **server_p) {
   mlfab__role *role = mlfab__roles_add(node, &server_row, sizeof **server_p);
   if (!role) return MLFAB_ERR_MEMORY;
@@ -20577,40 +19988,8 @@ typedef struct mlfab__dag {
   uint64_t round; /* number of started rounds */
 } mlfab__dag;
 
-/* Makes an empty task graph; `env` must outlive it. Cannot fail. */
-MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
-MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
-/* Empties it for the next task graph, and keeps the memory. The count of rounds begins anew. */
-MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag);
-
-/* Appends a copy of *op; *id_p is its number, counted from 0. Amortized O(1). Errors: MEMORY, LIMIT
- * (MLFAB__DAG_OPS_MAX); nothing has changed. */
-MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p);
-/* Makes `op` wait for `dependency`; two calls count twice. Amortized O(1). Errors: ARGUMENT (no such operation), LIMIT
- * (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
-MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
-/* Checks the task graph and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
- * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
- * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
-MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
-
-/* Begins a new round of a sealed task graph: all operations are WAITING, and those without dependencies READY. Forgets
- * operations of the former round that still run: mlfab__dag_done must not come for them. O(ops). */
-MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
-/* Returns 1 and the next operation that may run, first come first served, or 0. It is RUNNING until mlfab__dag_done,
- * which may come at once or later. O(1). */
-MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p);
-/* Ends a RUNNING operation. O(dependents). */
-MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id);
-/* The outside starts operation `id`: counts once a round, and only if op.outside is set. O(1). */
-MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id);
-/* Returns 1 if every operation that is not optional is done. O(1). */
-MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
 /* Returns an mlfab__dag_state. O(1). */
 MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
-/* Returns the RECV or RECV_REDUCE for the peer's message of this tag, or MLFAB__DAG_NONE. Sealed task graphs only.
- * O(1). */
-MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
 /* ==== core/coll/dag.c - builds task graphs, checks them, and runs their rounds: see dag.h.
  *
@@ -20618,6 +19997,7 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
  * finds cycles: it removes operations without dependencies as long as it can. It also hashes the messages. A round has
  * a counter for each operation, and a queue that every operation enters once. */
 
+/* Makes an empty task graph; `env` must outlive it. Cannot fail. */
 MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env) {
   memset(dag, 0, sizeof *dag);
   dag->env = env;
@@ -20630,6 +20010,7 @@ MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag) {
   mlfab__dag_init(dag, dag->env);
 }
 
+/* Empties it for the next task graph, and keeps the memory. The count of rounds begins anew. */
 MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag) {
   dag->nops = dag->nedges = 0;
   dag->sealed = 0;
@@ -20638,6 +20019,8 @@ MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag) {
   dag->round = 0;
 }
 
+/* Appends a copy of *op; *id_p is its number, counted from 0. Amortized O(1). Errors: MEMORY, LIMIT
+ * (MLFAB__DAG_OPS_MAX); nothing has changed. */
 MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p) {
   if (dag->nops == MLFAB__DAG_OPS_MAX) return MLFAB_ERR_LIMIT;
   mlfab__dag_op *ops = mlfab__grow(dag->env, dag->ops, &dag->ops_room, dag->nops + 1u, sizeof *ops);
@@ -20649,6 +20032,8 @@ MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uin
   return 0;
 }
 
+/* Makes `op` wait for `dependency`; two calls count twice. Amortized O(1). Errors: ARGUMENT (no such operation), LIMIT
+ * (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
 MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency) {
   if (op >= dag->nops || dependency >= dag->nops) return MLFAB_ERR_ARGUMENT;
   if (dag->nedges == MLFAB__DAG_EDGES_MAX) return MLFAB_ERR_LIMIT;
@@ -20790,6 +20175,9 @@ static int dag_find_need(mlfab__dag *dag, uint32_t *culprit_p) {
   return 0;
 }
 
+/* Checks the task graph and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
+ * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
+ * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
 MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p) {
   dag->sealed = 0;
   dag->flaw = MLFAB__DAG_SOUND;
@@ -20822,6 +20210,8 @@ static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (--dag->missing[id] == 0) dag_ready(dag, id);
 }
 
+/* Begins a new round of a sealed task graph: all operations are WAITING, and those without dependencies READY. Forgets
+ * operations of the former round that still run: mlfab__dag_done must not come for them. O(ops). */
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {
   assert(dag->sealed);
   dag->round++;
@@ -20835,6 +20225,8 @@ MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {
   }
 }
 
+/* Returns 1 and the next operation that may run, first come first served, or 0. It is RUNNING until mlfab__dag_done,
+ * which may come at once or later. O(1). */
 MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p) {
   if (dag->queue_head == dag->queue_end) return 0;
   *id_p = dag->queue[dag->queue_head++];
@@ -20842,6 +20234,7 @@ MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p) {
   return 1;
 }
 
+/* Ends a RUNNING operation. O(dependents). */
 MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id) {
   assert(id < dag->nops && dag->state[id] == MLFAB__DAG_RUNNING);
   dag->state[id] = MLFAB__DAG_DONE;
@@ -20849,6 +20242,7 @@ MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id) {
   for (uint32_t i = dag->first[id]; i < dag->first[id + 1]; i++) dag_count(dag, dag->heads[i]);
 }
 
+/* The outside starts operation `id`: counts once a round, and only if op.outside is set. O(1). */
 MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id) {
   assert(id < dag->nops && dag->round > 0);
   if (!dag->ops[id].outside || dag->triggered[id]) return;
@@ -20856,6 +20250,7 @@ MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id) {
   dag_count(dag, id);
 }
 
+/* Returns 1 if every operation that is not optional is done. O(1). */
 MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag) {
   return dag->round > 0 && dag->open == 0;
 }
@@ -20865,6 +20260,8 @@ MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id) {
   return dag->state[id];
 }
 
+/* Returns the RECV or RECV_REDUCE for the peer's message of this tag, or MLFAB__DAG_NONE. Sealed task graphs only.
+ * O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag) {
   assert(dag->sealed);
   uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
@@ -20946,32 +20343,6 @@ typedef struct mlfab__algorithm_task {
   /* PLANNED: all members, by their numbers. Read while building only. NULL: PLANNED is impossible. */
   const mlfab__tree_node *tree;
 } mlfab__algorithm_task;
-
-/* Is it a tree of all n members: each once, one of them the root (no parent, no giver), and every way up
- * and every way down leads to it? *most_p: the largest number of children. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
-                                                uint32_t *most_p);
-
-/* Appends the task. *end_p: an operation that is done when the whole task is; *next_tag_p: the first free tag behind
- * it, the same for all members. The algorithm must be one that mlfab__algorithm_choose returns for this task. With
- * `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE divides each part that this member finishes before it sends it on.
- * Reduce-scatter leaves block `me` reduced and the others unspecified. O(messages). Errors: ARGUMENT (numbers out of
- * range, an algorithm that cannot do the task), and of the dag: MEMORY, LIMIT; the dag then holds a part, and must be
- * cleared. */
-MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
-                                           uint32_t *end_p, uint32_t *next_tag_p);
-/* The name, for instance "RING"; NULL if no algorithm has this number. */
-MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm);
-/* Returns the algorithm for the task: its own if possible, else the cheapest that is possible. `me` does not matter:
- * all members choose the same. */
-MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
-                                                double latency_ns, double bytes_per_ns,
-                                                double add_bytes_per_ns);
-/* Returns the time of the task by an algorithm, in ns, from the costs of a message, a byte sent and a byte added;
- * negative if the algorithm cannot do it. */
-MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, uint8_t algorithm,
-                                             double latency_ns, double bytes_per_ns,
-                                             double add_bytes_per_ns);
 
 /* ==== core/coll/algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
  *
@@ -21498,6 +20869,8 @@ static int algorithm_leads(const mlfab__tree_node *tree, uint32_t n, const uint3
   return 1;
 }
 
+/* Is it a tree of all n members: each once, one of them the root (no parent, no giver), and every way up
+ * and every way down leads to it? *most_p: the largest number of children. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
                                                 uint32_t *most_p) {
   uint32_t at[MLFAB__COLLECTIVE_MEMBERS_MAX] = {0}, children[MLFAB__COLLECTIVE_MEMBERS_MAX] = {0};
@@ -21685,6 +21058,7 @@ static const struct algorithm_row {
                                  "PLANNED"},
 };
 
+/* The name, for instance "RING"; NULL if no algorithm has this number. */
 MLFAB__INTERNAL const char *mlfab__algorithm_name(uint32_t algorithm) {
   return algorithm < MLFAB__COUNT(algorithm_list) ? algorithm_list[algorithm].name : NULL;
 }
@@ -21696,6 +21070,12 @@ static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
   return (!row->by_tree || task->tree) && (!task->ordered || (row->ordered & 1 << task->kind));
 }
 
+/* Appends the task. *end_p: an operation that is done when the whole task is; *next_tag_p: the first free tag behind
+ * it, the same for all members. The algorithm must be one that mlfab__algorithm_choose returns for this task. With
+ * `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE divides each part that this member finishes before it sends it on.
+ * Reduce-scatter leaves block `me` reduced and the others unspecified. O(messages). Errors: ARGUMENT (numbers out of
+ * range, an algorithm that cannot do the task), and of the dag: MEMORY, LIMIT; the dag then holds a part, and must be
+ * cleared. */
 MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
                                            uint32_t *end_p, uint32_t *next_tag_p) {
   algorithm_work work;
@@ -21712,6 +21092,8 @@ MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorit
   return 0;
 }
 
+/* Returns the time of the task by an algorithm, in ns, from the costs of a message, a byte sent and a byte added;
+ * negative if the algorithm cannot do it. */
 MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, uint8_t algorithm,
                                              double latency_ns, double bytes_per_ns,
                                              double add_bytes_per_ns) {
@@ -21723,6 +21105,8 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
   return algorithm_list[algorithm].cost(&work, &link);
 }
 
+/* Returns the algorithm for the task: its own if possible, else the cheapest that is possible. `me` does not matter:
+ * all members choose the same. */
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
                                                 double latency_ns, double bytes_per_ns,
                                                 double add_bytes_per_ns) {
@@ -21887,54 +21271,9 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
 
-/* Sets the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. The caller then builds task graphs again;
- * rounds go on after `settle`. */
-MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
-                                          const uint32_t *ranks);
-/* Returns the exchange of the data as a task, for mlfab__algorithm_choose. */
-MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *partial);
-/* Builds and seals the task graph of a round, the same for all rounds; `algorithm` as chosen. Errors:
- * MEMORY, LIMIT. O(members). */
-MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
-                                         uint8_t algorithm);
-/* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
-MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch);
-/* Settles: partial->marks are now those of all members. Calls have got the results of rounds below their base. This
- * member's data in a round counts as used if the round is below the base of the first epoch since its last one; else it
- * returns to pending. The same holds for a flush. The base is the next step, or the step of the waiting call. Errors:
- * FRAME (impossible marks; nothing has changed). */
-MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch);
-/* Ends the epoch; the waiting call, if any, has failed. Its data stays pending. */
-MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
-
 /* --- rounds --- */
 
-/* Returns the member that is drawn for a round, in 0..members-1. */
-MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
-/* Carries out a COMPUTE of round `number`, except MLFAB__COLLECTIVE_DIVIDE. Returns 1 if the waiting call has been
- * answered. Afterwards TAKE of a round may be due. */
-MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
-                                           uint64_t number, uint32_t code);
-/* Returns 1 if the runner must trigger TAKE of round `over`. */
-MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial);
-/* Returns the operation that the waiting call must trigger in its round, or MLFAB__DAG_NONE. */
-MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial);
-/* Returns the member that must call before round `over` can start, as far as known, or MLFAB__DAG_NONE. */
-MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
-
 /* --- calls --- */
-
-/* Adds the data of a step that failed at once to pending. */
-MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data);
-/* Makes a step: adds `data` to pending. Returns 1: answered at once, with a result in `data`; 0: it waits (data is
- * borrowed). No other call may be waiting. */
-MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
-/* Allocates memory for flushes, one array that is kept. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
-/* flush (when settled, with room, and without a waiting call): writes the data that no round has taken into `data`, for
- * a full reduction. flushed: that is over; done 0: it failed here, and `settle` tells later if others have it. */
-MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
-MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
 /* ==== core/coll/partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. */
 
@@ -22038,6 +21377,7 @@ static void partial_add_arrivals(partial_work *w, mlfab__partial *partial) {
       partial_after(w, partial->plan.initiate, partial_add_recv(w, i, PARTIAL_TAG_ARRIVE));
 }
 
+/* Returns the exchange of the data as a task, for mlfab__algorithm_choose. */
 MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *partial) {
   return (mlfab__algorithm_task){.kind = MLFAB__COLLECTIVE_ALLREDUCE,
                                  .algorithm = partial->spec.algorithm,
@@ -22070,6 +21410,8 @@ static void partial_add_exchange(partial_work *w, mlfab__partial *partial, uint8
   }
 }
 
+/* Builds and seals the task graph of a round, the same for all rounds; `algorithm` as chosen. Errors:
+ * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm) {
   const mlfab__partial_spec *spec = &partial->spec;
@@ -22114,10 +21456,12 @@ static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t le
   }
 }
 
+/* Returns the member that is drawn for a round, in 0..members-1. */
 MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round) {
   return (uint32_t)(mlfab__mix(partial->spec.seed ^ mlfab__mix(round)) % partial->members);
 }
 
+/* Returns the operation that the waiting call must trigger in its round, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial) {
   const mlfab__partial_plan *plan = &partial->plan;
   if (!partial->settled || !partial->waiting || partial->taken) return MLFAB__DAG_NONE;
@@ -22128,6 +21472,7 @@ MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial) {
   return plan->arrive + drawn - (drawn > partial->me);
 }
 
+/* Returns the member that must call before round `over` can start, as far as known, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial) {
   if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_PARTIAL_MAJORITY)
     return MLFAB__DAG_NONE;
@@ -22136,6 +21481,8 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial) {
 
 /* ---- epochs */
 
+/* Sets the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. The caller then builds task graphs again;
+ * rounds go on after `settle`. */
 MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
                                           const uint32_t *ranks) {
   assert(members > 0 && members <= MLFAB__COLLECTIVE_MEMBERS_MAX && me < members);
@@ -22168,6 +21515,7 @@ static mlfab__partial_mark *partial_mark(mlfab__partial *partial, uint32_t epoch
   return &partial->marks.past[epoch % MLFAB__PARTIAL_EPOCHS];
 }
 
+/* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
 MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch) {
   uint32_t missed = epoch - partial->epoch;
   for (uint32_t i = 0; i < missed && i < MLFAB__PARTIAL_EPOCHS; i++)
@@ -22186,6 +21534,10 @@ static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoc
   return partial->marks.now;
 }
 
+/* Settles: partial->marks are now those of all members. Calls have got the results of rounds below their base. This
+ * member's data in a round counts as used if the round is below the base of the first epoch since its last one; else it
+ * returns to pending. The same holds for a flush. The base is the next step, or the step of the waiting call. Errors:
+ * FRAME (impossible marks; nothing has changed). */
 MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch) {
   const mlfab__partial_mark now = partial->marks.now, first = partial_missed(partial, epoch);
   assert(!partial->settled && epoch > partial->epoch);
@@ -22209,6 +21561,7 @@ MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoc
   return 0;
 }
 
+/* Ends the epoch; the waiting call, if any, has failed. Its data stays pending. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
   partial->waiting = 0;
   partial->settled = 0;
@@ -22216,6 +21569,7 @@ MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
 
 /* ---- rounds */
 
+/* Returns 1 if the runner must trigger TAKE of round `over`. */
 MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
   if (!partial->settled || partial->taken) return 0;
   return partial->spec.results != MLFAB_PARTIAL_QUEUED ||
@@ -22294,6 +21648,8 @@ static int partial_deliver(mlfab__partial *partial, uint64_t round) {
   return 0;
 }
 
+/* Carries out a COMPUTE of round `number`, except MLFAB__COLLECTIVE_DIVIDE. Returns 1 if the waiting call has been
+ * answered. Afterwards TAKE of a round may be due. */
 MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
                                            uint64_t number, uint32_t code) {
   if (code == MLFAB__PARTIAL_DELIVER) return partial_deliver(partial, number);
@@ -22310,6 +21666,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 
 /* ---- calls */
 
+/* Adds the data of a step that failed at once to pending. */
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
@@ -22322,6 +21679,8 @@ MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *da
   partial->pending_calls++;
 }
 
+/* Makes a step: adds `data` to pending. Returns 1: answered at once, with a result in `data`; 0: it waits (data is
+ * borrowed). No other call may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   assert(!partial->waiting && !(partial->flushing && partial->settled));
@@ -22340,6 +21699,7 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   return 1;
 }
 
+/* Allocates memory for flushes, one array that is kept. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial) {
   if (partial->flush_memory) return 0;
   partial->flush_memory = mlfab__alloc_aligned(partial->env, (size_t)partial->bytes);
@@ -22347,6 +21707,8 @@ MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial) {
   return partial->flush_memory ? 0 : MLFAB_ERR_MEMORY;
 }
 
+/* flush (when settled, with room, and without a waiting call): writes the data that no round has taken into `data`, for
+ * a full reduction. flushed: that is over; done 0: it failed here, and `settle` tells later if others have it. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data) {
   assert(partial->settled && partial->flush_memory && !partial->waiting && !partial->flushing);
   partial->flushing = 1;
@@ -22386,11 +21748,6 @@ MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
  * its chain is a directed ring, and the star is missing, because one cannot reduce over it. */
 
 enum { MLFAB__GRAPH_NODES_MAX = 1024 };
-
-/* Finds the nodes that send to `node` (incoming 1), or to which it sends (0): ascending, once each, without itself.
- * `peers` has room for nodes - 1. Returns their number. The edges must have passed mlfab_graph_check. */
-MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
-                                            int incoming, uint32_t *peers);
 
 /* ==== core/coll/graph.c - builds communication graphs, checks them, and computes their gaps: see graph.h. */
 
@@ -22777,6 +22134,8 @@ int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab
   return code;
 }
 
+/* Finds the nodes that send to `node` (incoming 1), or to which it sends (0): ascending, once each, without itself.
+ * `peers` has room for nodes - 1. Returns their number. The edges must have passed mlfab_graph_check. */
 MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
                                             int incoming, uint32_t *peers) {
   uint8_t is[MLFAB__GRAPH_NODES_MAX] = {0};
@@ -22874,50 +22233,10 @@ MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, u
                                        const uint32_t *out_peer, uint32_t outs,
                                        const uint32_t *in_peer, uint32_t ins);
 MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env);
-/* Returns the index of a peer's edge, or -1: no such edge. O(log edges). */
-MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer);
 
 /* --- this side; errors: STATE --- */
 
-/* Begins iteration k, when its model is there; k - 1 has ended. */
-MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k);
-/* Returns 1 if the model of this iteration may go to this receiver, and has not yet. It is 1 for all remaining
- * receivers or for none, so that the runner sends to all at once. */
-MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge);
-/* Notes that the transport has the model, and NOTIFY after it. */
-MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge);
-/* BSP: notes that all nodes have sent k. */
-MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k);
-/* Returns 1 if the runner may read the slots. */
-MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify);
-/* Judges a slot before it is copied. Only a WHOLE slot has something to copy; else `consumed` gets these stamps
- * twice. */
-MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
-                                       mlfab__notify_stamps stamps);
-/* Notes that a slot was read, with these stamps before and after; once per slot and iteration, in any order. Returns an
- * enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p: the iteration to
- * acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the sender wrote before the acknowledgement). */
-MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
-                                           mlfab__notify_stamps before, mlfab__notify_stamps after,
-                                           uint64_t *ack_p, mlfab_error *error);
-/* Ends the iteration, after all slots were consumed. Divide by tally.whole + 1. */
-MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally *tally_p);
-
 /* --- peers; errors: FRAME, naming the peer --- */
-
-/* Notes the first byte of a model of iteration `header`: returns 0 if it may be written to the slot. If the peer writes
- * its slot itself, this call is unnecessary. */
-MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
-                                          mlfab_error *error);
-/* Takes NOTIFY: the whole model is in the slot, which has these stamps. */
-MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
-                                           uint64_t footer, mlfab_error *error);
-/* Takes ACK(k). */
-MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, uint64_t k,
-                                        mlfab_error *error);
-
-/* Returns an enum mlfab__notify_wait; *rank_p is the first awaited peer, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
 
 /* ==== core/coll/notify.c - the NOTIFY-ACK state machine of one node: see notify.h. */
 
@@ -22946,6 +22265,7 @@ MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env) 
   memset(notify, 0, sizeof *notify);
 }
 
+/* Returns the index of a peer's edge, or -1: no such edge. O(log edges). */
 MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer) {
   uint32_t low = 0, high = n;
   MLFAB__SEARCH(low, high, at, peers[at] < peer)
@@ -22958,6 +22278,7 @@ static int notify_under_way(const mlfab__notify *notify) {
 
 /* --- this side --- */
 
+/* Begins iteration k, when its model is there; k - 1 has ended. */
 MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
   if (notify_under_way(notify) || k != notify->ended + 1) return MLFAB_ERR_STATE;
   notify->iteration = k;
@@ -22967,6 +22288,8 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
   return 0;
 }
 
+/* Returns 1 if the model of this iteration may go to this receiver, and has not yet. It is 1 for all remaining
+ * receivers or for none, so that the runner sends to all at once. */
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
   /* After the first receiver all others may get the model: ACKs that come meanwhile belong to this iteration. */
@@ -22974,6 +22297,7 @@ MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t
          notify->unacked == 0;
 }
 
+/* Notes that the transport has the model, and NOTIFY after it. */
 MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge) {
   if (!mlfab__notify_may_send(notify, edge)) return MLFAB_ERR_STATE;
   notify->out[edge].sent = notify->iteration;
@@ -22982,6 +22306,7 @@ MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge) {
   return 0;
 }
 
+/* BSP: notes that all nodes have sent k. */
 MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
   if (notify->mode != MLFAB_STOCHASTIC_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
       k != notify->iteration || notify->barrier == k)
@@ -22990,6 +22315,7 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
   return 0;
 }
 
+/* Returns 1 if the runner may read the slots. */
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
   if (notify->mode == MLFAB_STOCHASTIC_BSP) return notify->barrier == notify->iteration;
@@ -22998,6 +22324,8 @@ MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
          notify->unheard == 0;
 }
 
+/* Judges a slot before it is copied. Only a WHOLE slot has something to copy; else `consumed` gets these stamps
+ * twice. */
 MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
                                        mlfab__notify_stamps stamps) {
   const mlfab__notify_in *in = &notify->in[edge];
@@ -23005,6 +22333,9 @@ MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edg
   return stamps.header == stamps.footer ? MLFAB__NOTIFY_WHOLE : MLFAB__NOTIFY_TORN;
 }
 
+/* Notes that a slot was read, with these stamps before and after; once per slot and iteration, in any order. Returns an
+ * enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p: the iteration to
+ * acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the sender wrote before the acknowledgement). */
 MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
                                            mlfab__notify_stamps before, mlfab__notify_stamps after,
                                            uint64_t *ack_p, mlfab_error *error) {
@@ -23033,6 +22364,7 @@ MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
   return input;
 }
 
+/* Ends the iteration, after all slots were consumed. Divide by tally.whole + 1. */
 MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally *tally_p) {
   if (!mlfab__notify_ready(notify) || notify->unknown > 0) return MLFAB_ERR_STATE;
   notify->ended = notify->iteration;
@@ -23062,6 +22394,8 @@ static uint64_t notify_expected(const mlfab__notify_in *in) {
   return in->header != in->footer ? in->header : in->footer + 1;
 }
 
+/* Notes the first byte of a model of iteration `header`: returns 0 if it may be written to the slot. If the peer writes
+ * its slot itself, this call is unnecessary. */
 MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                           mlfab_error *error) {
   assert(edge < notify->ins);
@@ -23078,6 +22412,7 @@ MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, 
   return 0;
 }
 
+/* Takes NOTIFY: the whole model is in the slot, which has these stamps. */
 MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                            uint64_t footer, mlfab_error *error) {
   assert(edge < notify->ins);
@@ -23096,6 +22431,7 @@ MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge,
   return 0;
 }
 
+/* Takes ACK(k). */
 MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, uint64_t k,
                                         mlfab_error *error) {
   assert(edge < notify->outs);
@@ -23112,6 +22448,7 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
   return 0;
 }
 
+/* Returns an enum mlfab__notify_wait; *rank_p is the first awaited peer, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p) {
   *rank_p = MLFAB_NO_RANK;
   if (!notify_under_way(notify) || mlfab__notify_ready(notify)) return MLFAB__NOTIFY_NOTHING;
@@ -23210,64 +22547,6 @@ typedef struct mlfab__streams {
   uint8_t leaving; /* acknowledgements are asked for */
 } mlfab__streams;
 
-MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *links,
-                                         const mlfab__port *down, const mlfab__stream_user *user);
-MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
-/* Begins a new epoch, with its own number; ends the former one. Errors: MEMORY: then there is none. */
-MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
-                                         const uint32_t *ranks, uint32_t members);
-/* Lets the pool free blocks: links borrow no bytes of forgotten messages any more. */
-MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
-/* Forgets all messages. On return all borrowed bytes are free, without given_back. */
-MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
-
-/* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head has channel, number, tag, flags,
- * signature, offset and total; epoch and seq are filled in. KEEP_COPY copies the bytes now. BORROW borrows them until
- * given_back(cookie), which for a message of up to MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. CALLERS
- * also borrows; the bytes belong to a caller, who gets them back only with a finished request. Queue the parts of one
- * message in the order of their offsets. Eager messages have at most MLFAB__STREAM_CREDIT bytes. Errors: MEMORY
- * (nothing has changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
-MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
-                                       const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int how, uint64_t cookie);
-/* Notes that delivered eager bytes of this member are consumed. */
-MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
-                                            uint64_t bytes);
-
-/* Take frames: COLL on others' links to us, COLL_ACK on ours. Return 1 if the frame had this type. A frame that breaks
- * the protocol drops the link. */
-MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
-                                               const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
-                                             const mlfab__frame_in *frame);
-/* up: our link to a worker stands. lost: it is lost. */
-MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
-MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
-/* mlfab__role.awake */
-MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
-                                          uint64_t now_ns);
-/* Returns 1 if messages wait for a link to this worker. since_p: start of the wait (now_ns at the first call); NULL is
- * accepted. */
-MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
-                                               uint64_t now_ns, uint64_t *since_p);
-/* next: returns 1 and the next frame for this worker, or 0. taken: the link has taken it. sent: the link has released
- * the bulk of a token. A token is the message's serial plus one, which no other message for this peer ever has: a late
- * report finds nothing. */
-MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
-                                       mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
-                                         const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
-/* Four times a heartbeat: acknowledges all remaining frames. */
-MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
-/* Leaves: from now on this worker asks for acknowledgements as soon as all is sent. */
-MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
-/* Notes that this peer has said goodbye: it waits for no message of ours. */
-MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
-/* Returns 1 if the remaining peers have acknowledged every message. */
-MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
-
 /* ==== core/coll/stream.c - sends and takes the reliable messages between the workers of one epoch. See stream.h. */
 
 enum { STREAM_RING = 16 }; /* messages of a lane's first ring */
@@ -23305,6 +22584,7 @@ struct mlfab__lane {
   uint32_t frames_since;
 };
 
+/* Lets the pool free blocks: links borrow no bytes of forgotten messages any more. */
 MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
   if (streams->much) mlfab__pool_drain(&streams->pool);
   streams->much = 0;
@@ -23370,6 +22650,7 @@ MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *en
   mlfab__pool_init(&streams->pool, env, UINT64_MAX);
 }
 
+/* Forgets all messages. On return all borrowed bytes are free, without given_back. */
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
   if (!streams->epoch) return;
   for (uint32_t m = 0; m < streams->members; m++) {
@@ -23382,6 +22663,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
   streams->members = streams->epoch = 0;
 }
 
+/* Begins a new epoch, with its own number; ends the former one. Errors: MEMORY: then there is none. */
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members) {
   mlfab__streams_end(streams);
@@ -23424,6 +22706,12 @@ static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
   return 1;
 }
 
+/* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head has channel, number, tag, flags,
+ * signature, offset and total; epoch and seq are filled in. KEEP_COPY copies the bytes now. BORROW borrows them until
+ * given_back(cookie), which for a message of up to MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. CALLERS
+ * also borrows; the bytes belong to a caller, who gets them back only with a finished request. Queue the parts of one
+ * message in the order of their offsets. Eager messages have at most MLFAB__STREAM_CREDIT bytes. Errors: MEMORY
+ * (nothing has changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
                                        int how, uint64_t cookie) {
@@ -23462,6 +22750,9 @@ static int stream_waits(const mlfab__lane *stream, const stream_message *message
          stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
 }
 
+/* next: returns 1 and the next frame for this worker, or 0. taken: the link has taken it. sent: the link has released
+ * the bulk of a token. A token is the message's serial plus one, which no other message for this peer ever has: a late
+ * report finds nothing. */
 MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
                                        mlfab__frame_out *frame) {
   const mlfab__lane *stream = stream_of(streams, rank);
@@ -23500,6 +22791,7 @@ static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab_
     stream_ask(streams, rank);
 }
 
+/* Leaves: from now on this worker asks for acknowledgements as soon as all is sent. */
 MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams) {
   streams->leaving = 1;
   for (uint32_t m = 0; m < streams->members; m++) {
@@ -23507,6 +22799,7 @@ MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams) {
   }
 }
 
+/* Notes that this peer has said goodbye: it waits for no message of ours. */
 MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (stream) stream->parted = 1;
@@ -23556,6 +22849,8 @@ static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t
   }
 }
 
+/* Take frames: COLL on others' links to us, COLL_ACK on ours. Return 1 if the frame had this type. A frame that breaks
+ * the protocol drops the link. */
 MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
                                              const mlfab__frame_in *frame) {
   mlfab__coll_ack ack;
@@ -23586,6 +22881,7 @@ static void stream_restart(mlfab__lane *stream) {
   stream->next = stream->acked + 1;
 }
 
+/* up: our link to a worker stands. lost: it is lost. */
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream) return;
@@ -23604,6 +22900,8 @@ MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t r
   if (stream) stream_restart(stream);
 }
 
+/* Returns 1 if messages wait for a link to this worker. since_p: start of the wait (now_ns at the first call); NULL is
+ * accepted. */
 MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
                                                uint64_t now_ns, uint64_t *since_p) {
   mlfab__lane *stream = stream_of(streams, rank);
@@ -23618,6 +22916,7 @@ MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t
   return 1;
 }
 
+/* mlfab__role.awake */
 MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
                                           uint64_t now_ns) {
   for (uint32_t i = 0; streams->epoch && i < streams->members; i++)
@@ -23635,6 +22934,7 @@ static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__la
   MLFAB__POST(&streams->down, rank, MLFAB__COLL_ACK, coll_ack, &ack);
 }
 
+/* Notes that delivered eager bytes of this member are consumed. */
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes) {
   mlfab__lane *stream = streams->streams[member];
@@ -23697,6 +22997,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
 
 /* --- all of them --- */
 
+/* Four times a heartbeat: acknowledges all remaining frames. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
   for (uint32_t m = 0; m < streams->members; m++) {
     mlfab__lane *stream = streams->streams[m];
@@ -23705,6 +23006,7 @@ MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
   }
 }
 
+/* Returns 1 if the remaining peers have acknowledged every message. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   for (uint32_t m = 0; m < streams->members; m++) {
     const mlfab__lane *stream = streams->streams[m];
@@ -23773,29 +23075,6 @@ typedef struct mlfab__barrier_worker {
   int32_t of;       /* the member with which HERE was sent */
   uint64_t theirs, mine;
 } mlfab__barrier_worker;
-
-/* Add the roles, at server 0 and at a worker; the node owns them. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node,
-                                                 mlfab__barrier_server **barrier_p);
-/* waits: does this worker wait in a barrier (for errors)? elsewhere: it waits in a collective, or does so no longer. */
-MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
-                                              int waits);
-MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
-                                          mlfab__barrier_worker **barrier_p);
-/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
-MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error);
-
-/* For a joiner. apart: its collective waits, so no barrier waits for it. alone: that collective has ended. here: it
- * counts from now on (membership.h). */
-MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
-                                         uint64_t mine);
-/* Notes that it takes part in collectives. */
-MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
 
 /* ==== core/coll/barrier.c - the barrier: roles at server 0 (links WORKER) and at a worker (its link to server 0). See barrier.h. */
 
@@ -23920,6 +23199,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   server->missing = missing;
 }
 
+/* waits: does this worker wait in a barrier (for errors)? elsewhere: it waits in a collective, or does so no longer. */
 MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker) {
   return barrier_asks(server, &server->entries[worker]);
 }
@@ -24022,6 +23302,7 @@ static const mlfab__role barrier_server_row = {
     .free = barrier_server_free,
 };
 
+/* Add the roles, at server 0 and at a worker; the node owns them. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
                                                  mlfab__barrier_server **barrier_p) {
   mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
@@ -24069,6 +23350,8 @@ static void barrier_look(mlfab__barrier_worker *worker) {
   barrier_say(worker, MLFAB__BARRIER_ASKS);
 }
 
+/* For a joiner. apart: its collective waits, so no barrier waits for it. alone: that collective has ended. here: it
+ * counts from now on (membership.h). */
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
   worker->held = worker->newcomer = 1;
   if (!worker->dead) barrier_rest(worker);
@@ -24099,6 +23382,7 @@ static void barrier_met(mlfab__barrier_worker *worker) {
   worker->half = 1;
 }
 
+/* Notes that it takes part in collectives. */
 MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
   if (worker->among || worker->dead) return;
   worker->among = 1;
@@ -24117,6 +23401,7 @@ static void barrier_gives_up(mlfab__barrier_worker *worker) {
   if ((worker->newcomer || worker->passing) && worker->open == 0) barrier_rest(worker);
 }
 
+/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error) {
@@ -24260,9 +23545,6 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
 #if MLFAB_WITH_REPLICA
 /* ==== core/coll/barrier_kept.h - barriers at both copies of server 0 (../node/mirrored.h). */
 
-/* Adds the part, if servers have replicas. */
-MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server);
-
 /* ==== core/coll/barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
 
 static void barrier_touched(mlfab__barrier_server *server, uint32_t worker) {
@@ -24316,6 +23598,7 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
   return 0;
 }
 
+/* Adds the part, if servers have replicas. */
 MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server) {
   server->touched = barrier_touched;
   mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
@@ -24396,25 +23679,6 @@ typedef struct mlfab__comm_closed {
   uint64_t upto;
 } mlfab__comm_closed;
 
-/* Gives the object an id; it is inactive before the call that opens it (comm_call.opens). It stays where it is until it
- * is removed. Errors: LIMIT (MLFAB__COMM_OBJECTS are open). */
-MLFAB__INTERNAL int mlfab__comm_object_add(struct mlfab__comm *comm, mlfab__comm_object *object,
-                                           const mlfab__comm_kind *kind, void *self,
-                                           mlfab_error *error);
-/* Adds it, and begins the call that opens it: all workers open it, with the same salt, or none does. Errors: of
- * mlfab__comm_object_add and mlfab__comm_start; it is then not there. */
-MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm, mlfab__comm_object *object,
-                                            const mlfab__comm_kind *kind, void *self, uint64_t salt,
-                                            uint64_t timeout_ns, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* Opens a request of an object. Errors: AGAIN. */
-MLFAB__INTERNAL int mlfab__comm_object_request(struct mlfab__comm *comm,
-                                               const mlfab__comm_object *object,
-                                               uint64_t timeout_ns, uint64_t now_ns,
-                                               mlfab_request *request_p, mlfab_error *error);
-/* Returns `self` of the open object of this kind and number, or NULL with a text in `error`. */
-MLFAB__INTERNAL void *mlfab__comm_object_get(struct mlfab__comm *comm, const mlfab__comm_kind *kind,
-                                             uint32_t id, mlfab_error *error);
 /* Closes it here. If a round of it has begun elsewhere, or begins later, that is a failure (PEER_CLOSED). bury: also
  * calls free_self as soon as links can no longer hold its memory. */
 MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
@@ -24537,40 +23801,6 @@ typedef struct mlfab__engine {
   uint8_t *gather;       /* buffer that joins small stretches for sending */
 } mlfab__engine;
 
-/* Arms a run: sends its READYs, starts its task graph, delivers its early messages. Its dag must be sealed. Errors:
- * STATE (no epoch stands), MEMORY. */
-MLFAB__INTERNAL int mlfab__engine_arm(struct mlfab__comm *comm, mlfab__engine_run *run,
-                                      uint64_t now_ns);
-/* Takes a run back without notice: nothing of it is borrowed on return. If others still need bytes of it, that is a
- * failure (CANCELLED). */
-MLFAB__INTERNAL void mlfab__engine_disarm(struct mlfab__comm *comm, mlfab__engine_run *run);
-/* Triggers an operation of an armed run. */
-MLFAB__INTERNAL void mlfab__engine_trigger(struct mlfab__comm *comm, mlfab__engine_run *run,
-                                           uint32_t op, uint64_t now_ns);
-/* The functions of mlfab__stream_user. */
-MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
-                                           const void *bulk, uint32_t bytes);
-MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
-/* Ends all runs with this code, and forgets early messages: the epoch is over, and the streams' memory is free. */
-MLFAB__INTERNAL void mlfab__engine_end_all(struct mlfab__comm *comm, int code);
-/* Frees its memory; forgets runs without notice. */
-MLFAB__INTERNAL void mlfab__engine_free(struct mlfab__comm *comm);
-/* Disarms the runs of a closed object; that is a failure if others have begun a round that needs them. */
-MLFAB__INTERNAL void mlfab__engine_close(struct mlfab__comm *comm,
-                                         const struct mlfab__comm_object *object);
-/* Returns 1 if early frames of this plain call are here. */
-MLFAB__INTERNAL int mlfab__engine_came(const struct mlfab__comm *comm, uint64_t number);
-/* Returns the armed run of this channel and number, or NULL; the run with the lowest number. */
-MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const struct mlfab__comm *comm,
-                                                      uint32_t channel, uint64_t number);
-MLFAB__INTERNAL const mlfab__engine_run *mlfab__engine_oldest(const struct mlfab__comm *comm,
-                                                              uint32_t channel);
-/* Returns 1 if an armed run has sent or received something. */
-MLFAB__INTERNAL int mlfab__engine_moves(const struct mlfab__comm *comm);
-/* Returns the rank whose message the run awaits, or that has to accept one, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const struct mlfab__comm *comm,
-                                             const mlfab__engine_run *run);
-
 /* ==== core/coll/plain.h - the communicator: plain collectives, from the call to the result.
  *
  * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
@@ -24668,57 +23898,7 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
 
 /* --- plain_check.c: requirements of a call --- */
 
-/* Returns 0, and the number of elements in its buffers; or an error, with a text in `error`. */
-MLFAB__INTERNAL int mlfab__plain_check(const struct mlfab__comm *comm, const mlfab__comm_call *call,
-                                       uint64_t *count_p, mlfab_error *error);
-/* Does the call reduce? */
-MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call);
-/* Returns the bytes of an element, or 0 for an invalid element type. */
-MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call);
-/* Returns a rank that the call needs and that is no member of this epoch, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__plain_stranger(const struct mlfab__comm *comm,
-                                              const mlfab__comm_call *call);
-MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *call,
-                                                        uint64_t count, uint32_t members);
-/* Is this worker's data finite? The counts of the buffers are in units of so many bytes. */
-MLFAB__INTERNAL int mlfab__plain_finite(const struct mlfab__comm *comm,
-                                        const mlfab__comm_call *call, uint32_t unit);
-/* Copies the inputs to the memory in which the collective works. */
-MLFAB__INTERNAL void mlfab__plain_take_inputs(const struct mlfab__comm *comm,
-                                              const mlfab__comm_call *call);
-MLFAB__INTERNAL uint64_t mlfab__plain_signature(const struct mlfab__comm *comm,
-                                                const mlfab__comm_call *call, uint64_t count);
-MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot);
-/* Writes the call of so many ranks in words, of at most 120 bytes. Returns text. */
-MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
-                                               const mlfab__comm_past *past, uint32_t ranks);
-
 /* --- plain.c: its life --- */
-
-/* Moves the limit past calls with which no joiner begins. */
-MLFAB__INTERNAL void mlfab__comm_seek(struct mlfab__comm *comm);
-/* Makes a slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
-MLFAB__INTERNAL int mlfab__plain_slot_new(struct mlfab__comm *comm, const mlfab__comm_call *call,
-                                          mlfab__comm_slot **slot_p);
-/* Makes the slot that of the next call. */
-MLFAB__INTERNAL void mlfab__plain_slot_fill(struct mlfab__comm *comm, mlfab__comm_slot *slot,
-                                            const mlfab__comm_call *call, uint64_t count,
-                                            mlfab_request request);
-/* Begins the calls whose turn has come. */
-MLFAB__INTERNAL void mlfab__plain_begin_waiting(struct mlfab__comm *comm);
-/* Finds a call of this epoch: returns 1, or 0 if it is unknown. */
-MLFAB__INTERNAL int mlfab__plain_past(const struct mlfab__comm *comm, uint64_t number,
-                                      mlfab__comm_past *past_p);
-/* Ends the epoch with a text: this call, in words, worker `rank`, and `what` it did. */
-MLFAB__INTERNAL void mlfab__plain_fail(struct mlfab__comm *comm, const mlfab__comm_slot *slot,
-                                       int code, int32_t rank, const char *what);
-/* Ends all open calls with the verdict. */
-MLFAB__INTERNAL void mlfab__plain_end_all(struct mlfab__comm *comm);
-/* Asks server 0 for the trees of calls that wait. */
-MLFAB__INTERNAL void mlfab__plain_ask_trees(struct mlfab__comm *comm);
-/* Takes TREE_PLAN: returns 0, or FRAME. */
-MLFAB__INTERNAL int mlfab__plain_on_tree(struct mlfab__comm *comm, const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__plain_free(struct mlfab__comm *comm);
 
 /* ==== core/coll/comm.h - the communicator: a worker's collectives and their epochs. The API's calls and comm_role.c use it.
  *
@@ -24867,111 +24047,15 @@ typedef struct mlfab__comm {
   double link_in, link_out;
 } mlfab__comm;
 
-/* Functions that take `self` are the role's (comm_role.c); it is the mlfab__comm. */
-MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
-                                     const mlfab__port *down, mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__comm_free(void *self);
-/* Adds the role of a communicator, *comm_p, which the node owns (comm_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
-
-/* Call it if this worker cannot make its next call, and the caller knows: all open collectives fail with this error, on
- * all workers, so that the next calls meet. AGAIN: an epoch is just ending; try again. */
-MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns);
-/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns 0: the configured one.
- * Errors: those of mlfab_allreduce_start, before anything is sent. `outside`: the call only takes a number; the caller
- * runs it when mlfab__comm_outside allows it, and ends it with mlfab__comm_finish. */
-MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
-                                      uint64_t timeout_ns, uint64_t now_ns,
-                                      mlfab_request *request_p, mlfab_error *error);
-/* Continues after an object stands: calls that wait for it may begin. */
-MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
-/* Asks for an outside call: returns 1, its number and signature, if it is its turn; 0: not yet; or the code that ended
- * it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, or another worker makes this call
- * as a plain call. Then it has become a plain call: wait for the request. The rest of the epoch works without the
- * arena. Must not be called while the call runs. */
-MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
-                                        uint64_t *number_p, uint64_t *signature_p);
-/* Asks the same while it runs: returns 0, or the code that ends the waiting in the arena. The call's memory stays in
- * use: the arena uses it until the caller has left it and calls mlfab__comm_outside again. */
-MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
-/* Ends the outside call: carried out (0), or failed with this code and culprit (a member's rank, or MLFAB_NO_RANK).
- * MISMATCH, which all members get alike, only makes server 0 compare the calls: its verdict ends the call. */
-MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
-                                        int32_t rank, uint64_t now_ns);
 /* In phase LISTED: reports that the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
-/* Returns the worker for which an open request of ours waits, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request);
-/* Withdraws a request of ours (plain or an object's): TIMEOUT or CANCELLED. */
-MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
-                                          uint64_t now_ns);
-/* Finishes: this worker has no more data. Others go on without it, after their begun calls (membership.h). */
-MLFAB__INTERNAL void mlfab__comm_finish_work(void *self);
-/* Returns the number of ranks that take part in this worker's next call, as far as known; `ranks` has room for
- * `room`. */
-MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
-                                             uint32_t room);
-/* Returns 1 if this worker has finished and nobody waits for it any more. */
-MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self);
-/* Tells server 0 that the worker closes without having finished. */
-MLFAB__INTERNAL void mlfab__comm_leave(void *self);
-/* Returns 1 if others wait for nothing here: no run runs, all messages are acknowledged. */
-MLFAB__INTERNAL int mlfab__comm_quiet(const void *self);
-
-/* hello: the link to server 0 stands (again). dead: server 0 is dead. */
-MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
-MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
-/* Take frames of server 0 (MEMBERSHIP_*, TREE_PLAN), of members (COLL), of peers (COLL_ACK): return 1 if theirs. */
-MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
-                                             uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
-                                             const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
-                                           const mlfab__frame_in *frame, uint64_t now_ns);
-/* Called without a link to this worker: returns 1 if a link is wanted. After MLFAB__COMM_PATIENCE heartbeats the epoch
- * fails. */
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
-                                             uint64_t now_ns);
-/* Returns 1 if mlfab__comm_tick has to be called. */
-MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
-/* Call it four times a heartbeat, while mlfab__comm_waits. */
-MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns);
-/* Call it after all actions were carried out: then only open messages are still lent. */
-MLFAB__INTERNAL void mlfab__comm_sweep(void *self);
 
 /* --- comm_base.c: for all parts of the communicator --- */
 
-/* Put these around all code that may fail the epoch, or begin a call. now_ns 0: as before. */
-MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
 /* Ends the epoch for all, with this code, rank to blame and text, at the outermost exit. The first failure counts. */
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *format,
                                       ...) MLFAB__PRINTF(4, 5);
 MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
-MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
-                                             int is_server, const char *text);
-/* Takes a verdict that no call has returned: 1, and the present call returns it. */
-MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
-/* End a request: with 0, with the verdict, or with 0 or an error of this worker alone. */
-MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
-MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
-MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request request, int code,
-                                           int32_t rank, const char *text);
-/* Common checks of calls; `what` in words. `ready`: checks the state, and that no verdict is owed (the call then
- * returns it). Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too many workers); of elements ARGUMENT (none)
- * and LIMIT (model_max_bytes); of data ARGUMENT. */
-MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
-                                            mlfab_error *error);
-MLFAB__INTERNAL int mlfab__comm_check_ready(mlfab__comm *comm, const char *what,
-                                            mlfab_error *error);
-MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
-                                            uint64_t count, uint32_t width, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, uint32_t width,
-                                           mlfab_error *error);
-/* Fails a call of this worker alone, because its data is not finite. */
-MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
-                                           mlfab_error *error);
 
 /* Returns 1 if this worker is alone: then there is no membership. */
 static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
@@ -24979,9 +24063,6 @@ static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->conf
 static inline int mlfab__comm_stands(const mlfab__comm *comm) {
   return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
 }
-/* May this worker make its next calls, so many, in this epoch? Returns 1: the first would begin at once; 0: not now,
- * ask again; -1: never. 1 and -1 never contradict each other at two workers after the same call. */
-MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls);
 /* Returns the number of calls that this worker has called in this epoch, or that wait for the next. */
 static inline uint64_t mlfab__comm_called(const mlfab__comm *comm) {
   return comm->end - comm->base;
@@ -24997,56 +24078,10 @@ static inline uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
 static inline mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
   return &comm->slots[serial % MLFAB__COMM_CALLS];
 }
-MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number);
-/* Called for a frame of a plain call that is not armed: returns 1 if the frame must be kept. */
-MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
-/* gives: does this member bring its own data to the plain call? givers: returns how many do. */
-MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
-MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
-/* Returns the algorithm of the task in this epoch. */
-MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
-                                           const mlfab__algorithm_task *task);
-/* Returns the place of a call that is made now. */
-MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm);
-/* Return the object of this id, of this channel, or NULL. */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
-
-/* Returns the number of objects whose opening has begun, and that are not closed. */
-MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm);
-/* Reports to server 0. ask: this worker wants to be in the epoch after this one. say_finish: it has finished after so
- * many calls, or the calls of its last epoch are over. stuck: this call seems to be stuck. */
-MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch);
-MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls);
-MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
 
 /* --- comm_finish.c --- */
 
-/* Tells server 0 if all calls below the limit are over here. */
-MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm);
-/* Resets the limit after an epoch: in the next, nobody has finished. */
-MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm);
-/* Take frames. For MEMBERSHIP_OWED: return 0, or FRAME. */
-MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in);
-MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in);
-MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame);
-
 /* --- epoch.c --- */
-
-/* The value of comm.settle. */
-MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm);
-/* Takes part from now on, unless it does, leaves, or has no reason to. */
-MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm);
-/* Repeats on a new link to server 0 all that the server may have missed. */
-MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
-MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
-MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in);
-/* Sends READY when it is time. A newcomer waiting in a call only stands apart, and asks. */
-MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm);
-MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm);
-MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
-MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 
 /* ==== core/coll/comm_base.c - the communicator: common functions: failures, checks of calls, lookup of calls and objects by number,
  * reports to server 0. See comm.h. */
@@ -25062,6 +24097,7 @@ MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_
   snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
 }
 
+/* Put these around all code that may fail the epoch, or begin a call. now_ns 0: as before. */
 MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
   comm->depth++;
   if (now_ns) comm->now_ns = now_ns;
@@ -25092,6 +24128,7 @@ MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
   mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "worker %u is out of memory", comm->rank);
 }
 
+/* Takes a verdict that no call has returned: 1, and the present call returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
   if (!comm->owed) return 0;
   comm->owed = 0;
@@ -25099,6 +24136,7 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
   return 1;
 }
 
+/* End a request: with 0, with the verdict, or with 0 or an error of this worker alone. */
 MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request id, int code,
                                            int32_t rank, const char *text) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
@@ -25123,6 +24161,9 @@ MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id
 
 /* --- checks that calls have in common --- */
 
+/* Common checks of calls; `what` in words. `ready`: checks the state, and that no verdict is owed (the call then
+ * returns it). Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too many workers); of elements ARGUMENT (none)
+ * and LIMIT (model_max_bytes); of data ARGUMENT. */
 MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
                                             mlfab_error *error) {
   if (comm->dead)
@@ -25157,6 +24198,7 @@ MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, u
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: data is not aligned to its elements", what);
 }
 
+/* Fails a call of this worker alone, because its data is not finite. */
 MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
                                            mlfab_error *error) {
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
@@ -25165,6 +24207,8 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
 
 /* --- state, and lookup by number --- */
 
+/* May this worker make its next calls, so many, in this epoch? Returns 1: the first would begin at once; 0: not now,
+ * ask again; -1: never. 1 and -1 never contradict each other at two workers after the same call. */
 MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls) {
   if (comm->phase != MLFAB__COMM_IN || comm->epoch != epoch || comm->dead || comm->leaving)
     return -1;
@@ -25181,12 +24225,14 @@ MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, u
                                                                   : NULL;
 }
 
+/* Called for a frame of a plain call that is not armed: returns 1 if the frame must be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
   mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
   if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   return slot != NULL || number >= comm->end - comm->base;
 }
 
+/* gives: does this member bring its own data to the plain call? givers: returns how many do. */
 MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
   return !comm->finished || comm->finished[member] > number;
 }
@@ -25197,6 +24243,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
   return n;
 }
 
+/* Return the object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
   for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
     if (comm->objects[i] && comm->objects[i]->id == id) return comm->objects[i];
@@ -25211,6 +24258,7 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
   return NULL;
 }
 
+/* Returns the algorithm of the task in this epoch. */
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task) {
   const double add_bytes_per_ns = 16.0; /* in a cache; the same on all members, like the rest */
@@ -25218,6 +24266,7 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
 
+/* Returns the place of a call that is made now. */
 MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
   mlfab__mark mark = {.barriers = comm->barrier->over + comm->barrier->open};
@@ -25227,6 +24276,7 @@ MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
 
 /* --- reports to server 0 --- */
 
+/* Returns the number of objects whose opening has begun, and that are not closed. */
 MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
@@ -25234,6 +24284,8 @@ MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
   return n;
 }
 
+/* Reports to server 0. ask: this worker wants to be in the epoch after this one. say_finish: it has finished after so
+ * many calls, or the calls of its last epoch are over. stuck: this call seems to be stuck. */
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
   const mlfab__comm_slot *first =
       comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
@@ -25680,6 +24732,7 @@ static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t mem
   }
 }
 
+/* Returns the armed run of this channel and number, or NULL; the run with the lowest number. */
 MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const mlfab__comm *comm, uint32_t channel,
                                                       uint64_t number) {
   mlfab__engine_run *run = comm->engine.armed;
@@ -25718,6 +24771,7 @@ static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *h
   comm->engine.stage_count++;
 }
 
+/* Returns 1 if early frames of this plain call are here. */
 MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number) {
   const mlfab__engine_stage *stage = comm->engine.stages[engine_bucket(0, number)];
   while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
@@ -25790,6 +24844,7 @@ static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll
     mlfab__stream_consumed(&comm->streams, member, bytes);
 }
 
+/* The functions of mlfab__stream_user. */
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes) {
   mlfab__comm *comm = self;
@@ -25898,6 +24953,8 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
   mlfab__comm_exit(comm);
 }
 
+/* Arms a run: sends its READYs, starts its task graph, delivers its early messages. Its dag must be sealed. Errors:
+ * STATE (no epoch stands), MEMORY. */
 MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
   if (comm->phase != MLFAB__COMM_IN || comm->failing || run->armed) return MLFAB_ERR_STATE;
@@ -25932,6 +24989,7 @@ MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run,
   return 0;
 }
 
+/* Triggers an operation of an armed run. */
 MLFAB__INTERNAL void mlfab__engine_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
                                            uint64_t now_ns) {
   if (!run->armed || !run->running) return;
@@ -25941,6 +24999,8 @@ MLFAB__INTERNAL void mlfab__engine_trigger(mlfab__comm *comm, mlfab__engine_run 
   mlfab__comm_exit(comm);
 }
 
+/* Takes a run back without notice: nothing of it is borrowed on return. If others still need bytes of it, that is a
+ * failure (CANCELLED). */
 MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
   if (!run->armed) return;
@@ -25957,6 +25017,7 @@ MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *
   mlfab__comm_exit(comm);
 }
 
+/* Disarms the runs of a closed object; that is a failure if others have begun a round that needs them. */
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
   for (mlfab__engine_run *run = comm->engine.armed, *next; run; run = next) {
     next = run->next;
@@ -25984,6 +25045,7 @@ static void engine_forget_all(mlfab__comm *comm) {
   }
 }
 
+/* Ends all runs with this code, and forgets early messages: the epoch is over, and the streams' memory is free. */
 MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
   engine_forget_all(comm);
   while (comm->engine.armed) {
@@ -25994,6 +25056,7 @@ MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
   }
 }
 
+/* Frees its memory; forgets runs without notice. */
 MLFAB__INTERNAL void mlfab__engine_free(mlfab__comm *comm) {
   engine_forget_all(comm);
   while (comm->engine.armed) engine_unlink(comm, comm->engine.armed);
@@ -26009,12 +25072,14 @@ MLFAB__INTERNAL const mlfab__engine_run *mlfab__engine_oldest(const mlfab__comm 
   return oldest;
 }
 
+/* Returns 1 if an armed run has sent or received something. */
 MLFAB__INTERNAL int mlfab__engine_moves(const mlfab__comm *comm) {
   const mlfab__engine_run *run = comm->engine.armed;
   while (run && !run->moved) run = run->next;
   return run != NULL;
 }
 
+/* Returns the rank whose message the run awaits, or that has to accept one, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
                                              const mlfab__engine_run *run) {
   for (uint32_t id = 0; run->running && id < run->dag.nops; id++) {
@@ -26029,11 +25094,13 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
 /* ==== core/coll/plain_check.c - the communicator: checks a plain collective before it begins, and makes its signature and its words.
  * See plain.h. */
 
+/* Does the call reduce? */
 MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call) {
   return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
          call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
 }
 
+/* Returns the bytes of an element, or 0 for an invalid element type. */
 /* With a user's reducer the element type does not count. */
 MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call) {
   if (mlfab__plain_adds(call) && call->reduce) return call->width;
@@ -26059,6 +25126,7 @@ static size_t plain_words_counts(char *text, size_t n, const uint64_t *counts, u
   return n + (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ")");
 }
 
+/* Writes the call of so many ranks in words, of at most 120 bytes. Returns text. */
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
                                                const mlfab__comm_past *past, uint32_t ranks) {
   const char *algorithm = mlfab__algorithm_name((uint32_t)past->algorithm);
@@ -26087,6 +25155,7 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
   return text;
 }
 
+/* Copies the inputs to the memory in which the collective works. */
 MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   return (mlfab__comm_past){.signature = slot->signature,
@@ -26237,6 +25306,7 @@ static int plain_check_is_member(const mlfab__comm *comm, uint32_t rank) {
   return 0;
 }
 
+/* Returns a rank that the call needs and that is no member of this epoch, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__plain_stranger(const mlfab__comm *comm,
                                               const mlfab__comm_call *call) {
   if (call->kind == MLFAB__COLLECTIVE_BROADCAST &&
@@ -26296,6 +25366,7 @@ static int plain_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call
                      call->words, call->algorithm);
 }
 
+/* Returns 0, and the number of elements in its buffers; or an error, with a text in `error`. */
 MLFAB__INTERNAL int mlfab__plain_check(const mlfab__comm *comm, const mlfab__comm_call *call,
                                        uint64_t *count_p, mlfab_error *error) {
   *count_p = 0;
@@ -26310,6 +25381,7 @@ MLFAB__INTERNAL int mlfab__plain_check(const mlfab__comm *comm, const mlfab__com
 
 /* --- its data --- */
 
+/* Is this worker's data finite? The counts of the buffers are in units of so many bytes. */
 MLFAB__INTERNAL int mlfab__plain_finite(const mlfab__comm *comm, const mlfab__comm_call *call,
                                         uint32_t unit) {
   uint64_t from = 0;
@@ -26382,6 +25454,7 @@ static void plain_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   mlfab__free(comm->env, slot, sizeof *slot);
 }
 
+/* Makes a slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
 MLFAB__INTERNAL int mlfab__plain_slot_new(mlfab__comm *comm, const mlfab__comm_call *call,
                                           mlfab__comm_slot **slot_p) {
   mlfab__comm_slot *slot = comm->spare;
@@ -26410,12 +25483,14 @@ static int plain_seeks(const mlfab__comm *comm, uint64_t signature) {
   return 0;
 }
 
+/* Moves the limit past calls with which no joiner begins. */
 MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm) {
   while (comm->seek[0] && comm->limit < mlfab__comm_called(comm) &&
          !plain_seeks(comm, (*mlfab__comm_place(comm, comm->base + comm->limit))->signature))
     comm->limit++;
 }
 
+/* Makes the slot that of the next call. */
 MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot *slot,
                                             const mlfab__comm_call *call, uint64_t count,
                                             mlfab_request request) {
@@ -26442,6 +25517,7 @@ MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot 
   mlfab__comm_seek(comm);
 }
 
+/* Finds a call of this epoch: returns 1, or 0 if it is unknown. */
 MLFAB__INTERNAL int mlfab__plain_past(const mlfab__comm *comm, uint64_t number,
                                       mlfab__comm_past *past_p) {
   const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
@@ -26474,6 +25550,7 @@ static void plain_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   comm->due |= MLFAB__COMM_BEGIN;
 }
 
+/* Ends the epoch with a text: this call, in words, worker `rank`, and `what` it did. */
 MLFAB__INTERNAL void mlfab__plain_fail(mlfab__comm *comm, const mlfab__comm_slot *slot, int code,
                                        int32_t rank, const char *what) {
   char words[MLFAB__TEXT_MAX];
@@ -26483,6 +25560,7 @@ MLFAB__INTERNAL void mlfab__plain_fail(mlfab__comm *comm, const mlfab__comm_slot
                    mlfab__plain_words(words, &past, comm->config->workers), (int)rank, what);
 }
 
+/* Ends all open calls with the verdict. */
 MLFAB__INTERNAL void mlfab__plain_end_all(mlfab__comm *comm) {
   while (comm->first < comm->end) {
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->first);
@@ -26491,6 +25569,7 @@ MLFAB__INTERNAL void mlfab__plain_end_all(mlfab__comm *comm) {
   }
 }
 
+/* Takes TREE_PLAN: returns 0, or FRAME. */
 MLFAB__INTERNAL void mlfab__plain_free(mlfab__comm *comm) {
   uint64_t bytes = comm->config->workers * sizeof(uint64_t);
   for (; comm->first < comm->end; comm->first++)
@@ -26597,6 +25676,7 @@ static void plain_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
   MLFAB__POST_LIST(64, &comm->up, 0, MLFAB__TREE_ASK, tree_ask, &ask, NULL);
 }
 
+/* Asks server 0 for the trees of calls that wait. */
 MLFAB__INTERNAL void mlfab__plain_ask_trees(mlfab__comm *comm) {
   for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
     const mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
@@ -26726,6 +25806,7 @@ static int plain_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
   return !object || !object->kind->stands || object->kind->stands(object->self);
 }
 
+/* Begins the calls whose turn has come. */
 /* If others delay a call, it delays the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
  * credit. */
 MLFAB__INTERNAL void mlfab__plain_begin_waiting(mlfab__comm *comm) {
@@ -26774,6 +25855,9 @@ static int plain_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uin
                       comm->fail.text);
 }
 
+/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns 0: the configured one.
+ * Errors: those of mlfab_allreduce_start, before anything is sent. `outside`: the call only takes a number; the caller
+ * runs it when mlfab__comm_outside allows it, and ends it with mlfab__comm_finish. */
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error) {
@@ -26791,6 +25875,8 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   return code;
 }
 
+/* Call it if this worker cannot make its next call, and the caller knows: all open collectives fail with this error, on
+ * all workers, so that the next calls meet. AGAIN: an epoch is just ending; try again. */
 MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns) {
   if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return MLFAB_ERR_AGAIN;
   if (mlfab__comm_owed(comm, NULL)) return 0; /* the call would have reported this */
@@ -26803,6 +25889,7 @@ MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why,
 
 /* --- outside calls --- */
 
+/* Continues after an object stands: calls that wait for it may begin. */
 MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm->due |= MLFAB__COMM_BEGIN; }
 
 /* --- outside calls --- */
@@ -26813,6 +25900,10 @@ static mlfab__comm_slot *plain_slot_by_request(mlfab__comm *comm, const mlfab__r
   return slot && slot->request == request->id ? slot : NULL;
 }
 
+/* Asks for an outside call: returns 1, its number and signature, if it is its turn; 0: not yet; or the code that ended
+ * it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, or another worker makes this call
+ * as a plain call. Then it has become a plain call: wait for the request. The rest of the epoch works without the
+ * arena. Must not be called while the call runs. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uint64_t *number_p,
                                         uint64_t *signature_p) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
@@ -26833,6 +25924,8 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uin
   return 1;
 }
 
+/* Asks the same while it runs: returns 0, or the code that ends the waiting in the arena. The call's memory stays in
+ * use: the arena uses it until the caller has left it and calls mlfab__comm_outside again. */
 MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(comm->requests, id);
   if (!request) return MLFAB_ERR_REQUEST;
@@ -26841,6 +25934,8 @@ MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id
   return slot && slot->state == MLFAB__SLOT_OUTSIDE && !slot->wanted ? 0 : MLFAB_ERR_UNSUPPORTED;
 }
 
+/* Ends the outside call: carried out (0), or failed with this code and culprit (a member's rank, or MLFAB_NO_RANK).
+ * MISMATCH, which all members get alike, only makes server 0 compare the calls: its verdict ends the call. */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
                                         uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
@@ -26916,6 +26011,7 @@ static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *reque
   plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
 }
 
+/* Returns the worker for which an open request of ours waits, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request) {
   mlfab__comm *comm = self;
   const char *why;
@@ -26932,6 +26028,7 @@ MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *re
   return object->kind->awaited(object->self, &number, &why);
 }
 
+/* Withdraws a request of ours (plain or an object's): TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__comm *comm = self;
@@ -26956,6 +26053,8 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, i
 
 /* ==== core/coll/comm_object.c - the communicator: opens, finds and removes objects. See comm_object.h. */
 
+/* Gives the object an id; it is inactive before the call that opens it (comm_call.opens). It stays where it is until it
+ * is removed. Errors: LIMIT (MLFAB__COMM_OBJECTS are open). */
 MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, mlfab__comm_object *object,
                                            const mlfab__comm_kind *kind, void *self,
                                            mlfab_error *error) {
@@ -26973,6 +26072,8 @@ MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, mlfab__comm_object
   return 0;
 }
 
+/* Adds it, and begins the call that opens it: all workers open it, with the same salt, or none does. Errors: of
+ * mlfab__comm_object_add and mlfab__comm_start; it is then not there. */
 MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, mlfab__comm_object *object,
                                             const mlfab__comm_kind *kind, void *self, uint64_t salt,
                                             uint64_t timeout_ns, uint64_t now_ns,
@@ -26991,6 +26092,7 @@ MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, mlfab__comm_objec
   return code;
 }
 
+/* Opens a request of an object. Errors: AGAIN. */
 MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
                                                uint64_t timeout_ns, uint64_t now_ns,
                                                mlfab_request *request_p, mlfab_error *error) {
@@ -27003,6 +26105,7 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
   return 0;
 }
 
+/* Returns `self` of the open object of this kind and number, or NULL with a text in `error`. */
 MLFAB__INTERNAL void *mlfab__comm_object_get(mlfab__comm *comm, const mlfab__comm_kind *kind,
                                              uint32_t id, mlfab_error *error) {
   const mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
@@ -27034,6 +26137,7 @@ MLFAB__INTERNAL void mlfab__comm_object_bury(mlfab__comm *comm, mlfab__comm_obje
 /* ==== core/coll/comm_finish.c - the communicator: handles workers without more data, and continues the calls of the others. See
  * comm.h, and membership.h for the protocol. */
 
+/* Resets the limit after an epoch: in the next, nobody has finished. */
 MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
   comm->finished = NULL;
@@ -27042,6 +26146,7 @@ MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   memset(comm->seek, 0, sizeof comm->seek);
 }
 
+/* Tells server 0 if all calls below the limit are over here. */
 /* A finished worker may go when nobody needs it: it waits until others have acknowledged all bytes. */
 MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   uint64_t serial = comm->base + comm->limit;
@@ -27058,6 +26163,7 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   }
 }
 
+/* Take frames. For MEMBERSHIP_OWED: return 0, or FRAME. */
 /* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
@@ -27222,6 +26328,7 @@ MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in
 
 /* --- the worker that finishes --- */
 
+/* Finishes: this worker has no more data. Others go on without it, after their begun calls (membership.h). */
 MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
   mlfab__comm *comm = self;
   if (comm->finishing || comm->leaving) return;
@@ -27241,6 +26348,7 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
   }
 }
 
+/* Returns 1 if this worker has finished and nobody waits for it any more. */
 MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {
   const mlfab__comm *comm = self;
   if (mlfab__comm_alone(comm) || comm->dead) return 1;
@@ -27248,6 +26356,8 @@ MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {
   return comm->phase == MLFAB__COMM_IN ? mlfab__comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
 }
 
+/* Returns the number of ranks that take part in this worker's next call, as far as known; `ranks` has room for
+ * `room`. */
 MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
                                              uint32_t room) {
   int known = mlfab__comm_stands(comm);
@@ -27292,6 +26402,7 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
+/* Sends READY when it is time. A newcomer waiting in a call only stands apart, and asks. */
 /* Others do not wait for a waiting newcomer. It asks when its updates are decided, again if its first call changes. */
 MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
@@ -27326,6 +26437,7 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
   epoch_say_ready(comm);
 }
 
+/* Repeats on a new link to server 0 all that the server may have missed. */
 /* Takes the report that the others have called, after so many updates. */
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
   if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
@@ -27383,6 +26495,7 @@ static void epoch_form_alone(mlfab__comm *comm) {
   if (epoch_take_frames(comm)) epoch_begin(comm);
 }
 
+/* Takes part from now on, unless it does, leaves, or has no reason to. */
 MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
   if (mlfab__comm_alone(comm)) {
@@ -27446,6 +26559,7 @@ static void epoch_fail(mlfab__comm *comm) {
   }
 }
 
+/* The value of comm.settle. */
 MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
   comm->depth = 1;
   while (comm->failing || comm->due) {
@@ -27642,6 +26756,7 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
 
 /* --- this worker leaves; server 0 dies --- */
 
+/* Tells server 0 that the worker closes without having finished. */
 MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
   mlfab__comm *comm = self;
   if (comm->leaving) return;
@@ -27660,6 +26775,7 @@ MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
   mlfab__comm_exit(comm);
 }
 
+/* hello: the link to server 0 stands (again). dead: server 0 is dead. */
 MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
   if (comm->dead) return;
   comm->dead = 1;
@@ -27674,6 +26790,7 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
 
 /* ==== core/coll/comm.c - the communicator: takes its frames, and watches calls as time passes. See comm.h. */
 
+/* Functions that take `self` are the role's (comm_role.c); it is the mlfab__comm. */
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests) {
@@ -27694,6 +26811,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   return 0;
 }
 
+/* Call it after all actions were carried out: then only open messages are still lent. */
 MLFAB__INTERNAL void mlfab__comm_sweep(void *self) {
   mlfab__comm *comm = self;
   while (comm->graves) {
@@ -27799,6 +26917,7 @@ static int comm_take_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
 #undef COMM_FRAME
 }
 
+/* Take frames of server 0 (MEMBERSHIP_*, TREE_PLAN), of members (COLL), of peers (COLL_ACK): return 1 if theirs. */
 MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
                                              uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
@@ -27831,6 +26950,7 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (!comm->dead && !mlfab__comm_alone(comm)) mlfab__epoch_say_again(comm);
 }
 
+/* Returns 1 if others wait for nothing here: no run runs, all messages are acknowledged. */
 MLFAB__INTERNAL int mlfab__comm_quiet(const void *self) {
   const mlfab__comm *comm = self;
   if (!mlfab__comm_stands(comm)) return 1;
@@ -27878,6 +26998,8 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
+/* Called without a link to this worker: returns 1 if a link is wanted. After MLFAB__COMM_PATIENCE heartbeats the epoch
+ * fails. */
 MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
                                              uint64_t now_ns) {
   char waited[24];
@@ -27893,11 +27015,13 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, c
   return 1;
 }
 
+/* Returns 1 if mlfab__comm_tick has to be called. */
 MLFAB__INTERNAL int mlfab__comm_waits(const void *self) {
   const mlfab__comm *comm = self;
   return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
 }
 
+/* Call it four times a heartbeat, while mlfab__comm_waits. */
 MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
   mlfab__comm *comm = self;
   mlfab__comm_enter(comm, now_ns);
@@ -27953,13 +27077,6 @@ typedef struct mlfab__attend_worker {
   mlfab_request finish; /* 0: not yet called */
   int dead, acked;      /* server 0 is dead; server 0 has acknowledged */
 } mlfab__attend_worker;
-
-/* Add the roles, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
-MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
-/* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */
-MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
 
 #endif /* !MLFAB_WITH_PUSH */
 
@@ -28040,6 +27157,7 @@ static const mlfab__role attend_server_row = {
     .free = attend_server_free,
 };
 
+/* Add the roles, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__attend_server_attach(mlfab_node *node) {
   mlfab__role *role = mlfab__roles_add(node, &attend_server_row, sizeof(mlfab__attend_server));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -28065,6 +27183,7 @@ static void attend_finished(mlfab__attend_worker *worker, uint64_t now_ns) {
                            now_ns);
 }
 
+/* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   mlfab__attend_worker *worker = self;
@@ -28325,30 +27444,6 @@ typedef struct mlfab__membership {
   mlfab__touch *touch;          /* tells a replica of server 0; or NULL */
 } mlfab__membership;
 
-/* Errors: MEMORY. Afterwards mlfab__membership_free works in any case. */
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
-                                           const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(void *self);
-/* Adds the role of the membership, *membership_p, at server 0 (comm_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
-                                             struct mlfab__barrier_server *barrier,
-                                             mlfab__membership **membership_p);
-/* hello: a worker has a new link; the incarnation tells if it is a new process. gone: a worker is gone for good
- * (`left`: it said goodbye). */
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
-                                             uint32_t incarnation, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
-                                            int left, uint64_t now_ns);
-/* Takes a frame; returns 1 if it belonged to this role. */
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
-                                            const mlfab__frame_in *frame, uint64_t now_ns);
-/* Call it four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
-/* Continues as another copy: members, their asks and places are set, the rest follows from these. */
-MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership);
-/* Returns the membership as records: record 0, and one for each worker (membership_records.c). */
-MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership);
-
 /* ==== core/coll/membership.c - server 0 keeps the membership of collectives: forms and ends epochs. See membership.h.
  *
  * It knows who has asked, who knows of the others, and how an epoch ended. Server 0 repeats an answer when the worker
@@ -28382,6 +27477,7 @@ static void membership_no_limit(mlfab__membership *membership) {
   memset(membership->seek, 0, sizeof membership->seek);
 }
 
+/* Errors: MEMORY. Afterwards mlfab__membership_free works in any case. */
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port) {
   memset(membership, 0, sizeof *membership);
@@ -29386,6 +28482,7 @@ static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
 #undef MEMBERSHIP_FRAME
 }
 
+/* Takes a frame; returns 1 if it belonged to this role. */
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   membership_touch(membership, worker);
@@ -29415,6 +28512,8 @@ static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
                   mlfab__encode_membership_call(meta, &call));
 }
 
+/* hello: a worker has a new link; the incarnation tells if it is a new process. gone: a worker is gone for good
+ * (`left`: it said goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -29500,6 +28599,7 @@ static void membership_insist(mlfab__membership *membership) {
   }
 }
 
+/* Call it four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -29518,6 +28618,7 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
     membership_ask_all(membership, inquiry->pending_channel, inquiry->pending_number, now_ns);
 }
 
+/* Continues as another copy: members, their asks and places are set, the rest follows from these. */
 MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
   membership->members = 0;
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -29626,6 +28727,7 @@ static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uin
 
 static void records_begin(void *self) { mlfab__membership_resume(self); }
 
+/* Returns the membership as records: record 0, and one for each worker (membership_records.c). */
 MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership) {
   return (mlfab__mirrored){.name = "membership",
                            .self = membership,
@@ -29645,27 +28747,6 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 
 typedef struct mlfab__partial_run mlfab__partial_run; /* partial_run.c */
-
-/* Opens a partial reduction; it is open for all when the request has ended with 0. After another end the caller must
- * close it. Errors: those of mlfab_partial_open. */
-MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
-                                            const mlfab_partial_options *options,
-                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* Begins a step. data and info_p (or NULL) are borrowed until the request has ended, which may be at once. */
-MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
-                                             uint64_t timeout_ns, uint64_t now_ns,
-                                             mlfab_partial_info *info_p, mlfab_request *request_p,
-                                             mlfab_error *error);
-/* Returns the bytes of the object's buffer, 0 if none with this number is open; and those of an element. */
-MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
-                                                  uint32_t *width_p);
-/* Like mlfab_partial_flush. */
-MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
-                                             uint64_t timeout_ns, uint64_t now_ns,
-                                             mlfab_request *request_p, mlfab_error *error);
-/* Closes it. Errors: STATE (a step or a flush is under way). */
-MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
 /* ==== core/coll/partial_run.c - the communicator: runs partial reductions, round by round. See comm.h for the communicator, partial.h
  * for a round and a member's state.
@@ -30049,6 +29130,8 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   return NULL;
 }
 
+/* Opens a partial reduction; it is open for all when the request has ended with 0. After another end the caller must
+ * close it. Errors: those of mlfab_partial_open. */
 MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
                                             const mlfab_partial_options *options,
                                             uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -30085,6 +29168,7 @@ static int partial_run_check_call(mlfab__partial_run *e, const void *data, mlfab
   return 0;
 }
 
+/* Begins a step. data and info_p (or NULL) are borrowed until the request has ended, which may be at once. */
 MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
@@ -30114,6 +29198,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   return 0;
 }
 
+/* Returns the bytes of the object's buffer, 0 if none with this number is open; and those of an element. */
 MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
                                                   uint32_t *width_p) {
   mlfab_error ignored;
@@ -30123,6 +29208,7 @@ MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id
   return mlfab__mul_sat(e->partial.spec.count, *width_p);
 }
 
+/* Like mlfab_partial_flush. */
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error) {
@@ -30151,6 +29237,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
   return code;
 }
 
+/* Closes it. Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
   mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
@@ -30170,25 +29257,6 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 /* ==== core/coll/stochastic.h - stochastic reductions over the communicator. The protocol: stochastic.c. */
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
-
-/* Opens a stochastic reduction. It is open on all workers when the request ends with 0, and on none after an error.
- * Errors: those of mlfab_stochastic_open; mlfab__stochastic_state returns errors of the graph afterwards. */
-MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
-                                           const mlfab_stochastic_options *options,
-                                           uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
-                                           mlfab_request *request_p, mlfab_error *error);
-/* Returns 0, or the reason why the workers of this epoch have no graph. */
-MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-/* Returns the bytes of the object's buffer, 0 if none with this number is open; and those of an element. */
-MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id, uint32_t *width_p);
-/* Begins an iteration. data and info_p (or NULL) are borrowed until the request has ended; after an error, data is as
- * before. */
-MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
-                                            uint64_t timeout_ns, uint64_t now_ns,
-                                            mlfab_stochastic_info *info_p, mlfab_request *request_p,
-                                            mlfab_error *error);
-/* Closes it. Errors: STATE (an iteration is under way). */
-MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
 /* ==== core/coll/stochastic.c - the communicator: runs stochastic reductions. See comm.h; notify.h decides when a model may be sent
  * and averaged.
@@ -30837,6 +29905,8 @@ static mlfab__stochastic *stochastic_new(mlfab__comm *comm, uint64_t count, int 
   return g;
 }
 
+/* Opens a stochastic reduction. It is open on all workers when the request ends with 0, and on none after an error.
+ * Errors: those of mlfab_stochastic_open; mlfab__stochastic_state returns errors of the graph afterwards. */
 MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
                                            const mlfab_stochastic_options *options,
                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -30859,6 +29929,7 @@ MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, in
   return code;
 }
 
+/* Returns 0, or the reason why the workers of this epoch have no graph. */
 MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
   mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
@@ -30877,6 +29948,7 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 
+/* Returns the bytes of the object's buffer, 0 if none with this number is open; and those of an element. */
 MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id,
                                                  uint32_t *width_p) {
   mlfab_error ignored;
@@ -30886,6 +29958,8 @@ MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id,
   return g->bytes;
 }
 
+/* Begins an iteration. data and info_p (or NULL) are borrowed until the request has ended; after an error, data is as
+ * before. */
 MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
                                             uint64_t timeout_ns, uint64_t now_ns,
                                             mlfab_stochastic_info *info_p, mlfab_request *request_p,
@@ -30920,6 +29994,7 @@ static int stochastic_is_wanted(const mlfab__stochastic *g) {
   return 0;
 }
 
+/* Closes it. Errors: STATE (an iteration is under way). */
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
   mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
@@ -30994,43 +30069,6 @@ typedef struct mlfab__user_dag_message {
   int dtype, op;
 } mlfab__user_dag_message;
 
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
-                                          const mlfab__user_dag_user *user);
-/* Closes it, too. A round that was started and is not over fails on all workers (CANCELLED). A round of a persistent
- * graph is forgotten here, except if a message borrows its memory (mlfab__user_dag_lends). */
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
-
-/* Building: like the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
-                                               const mlfab__user_dag_message *message,
-                                               uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_dag_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
-                                          mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
-                                        uint32_t flags, mlfab_error *error);
-
-/* Checks it and begins to open it. After 0 the caller reports to mlfab__user_dag_opened how the request has ended;
- * after an error it is unchanged. */
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
-                                         uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeout_ns,
-                                          uint64_t now_ns, mlfab_request *request_p,
-                                          mlfab_error *error);
-/* *request_p is 0 if the round is over. */
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
-                                         uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
-/* inside: the caller is a function that an operation computes. */
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
-                                            uint64_t now_ns, mlfab_error *error);
-/* Returns 1 if messages borrow memory of an armed round. */
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
-
 /* ==== core/coll/user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h, dag.h.
  *
  * A round is a run. Its messages carry the number of rounds that were armed in this epoch, which is the same on all
@@ -31047,8 +30085,6 @@ MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
  * (4) A round is over when no message borrows its memory. */
 
 enum { USER_DAG_MESSAGE_MAX = 1 << 30 };
-
-static void user_dag_run(mlfab__user_dag *graph);
 
 static const char user_dag_what[] = "a task graph";
 
@@ -31133,6 +30169,7 @@ static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint
   return 0;
 }
 
+/* Building: like the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
 MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *given, uint32_t *op_p,
                                                mlfab_error *error) {
@@ -31432,6 +30469,8 @@ static const mlfab__comm_kind user_dag_kind = {.what = user_dag_what,
                                                .called = user_dag_called,
                                                .free_self = user_dag_gone};
 
+/* Checks it and begins to open it. After 0 the caller reports to mlfab__user_dag_opened how the request has ended;
+ * after an error it is unchanged. */
 MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
@@ -31539,6 +30578,7 @@ static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_err
                      number);
 }
 
+/* *request_p is 0 if the round is over. */
 MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
@@ -31553,6 +30593,7 @@ MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
   return code ? code : user_dag_await(graph, round, timeout_ns, now_ns, request_p, error);
 }
 
+/* inside: the caller is a function that an operation computes. */
 MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error) {
   mlfab__comm *comm = graph->comm;
@@ -31579,6 +30620,7 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op,
 
 /* --- the end --- */
 
+/* Returns 1 if messages borrow memory of an armed round. */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph) {
   return graph->run.armed && graph->run.lent > 0;
 }
@@ -31598,6 +30640,8 @@ static void user_dag_close(mlfab__user_dag *graph) {
   user_dag_forget_object(graph);
 }
 
+/* Closes it, too. A round that was started and is not over fails on all workers (CANCELLED). A round of a persistent
+ * graph is forgotten here, except if a message borrows its memory (mlfab__user_dag_lends). */
 MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
   mlfab__env *env = graph->comm->env;
   if (graph->state == MLFAB__USER_DAG_OPENING) user_dag_forget_object(graph);
@@ -31651,27 +30695,6 @@ typedef struct mlfab__trees {
   mlfab__touch *touch; /* tells a replica of server 0, which has the known trees; or NULL */
 } mlfab__trees;
 
-/* Cannot fail. `membership` must outlive it. */
-MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
-                                       const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *membership);
-MLFAB__INTERNAL void mlfab__trees_free(void *self);
-/* Takes a frame of a worker: returns 1 if it belonged to this role (TREE_ASK). */
-MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
-                                       const mlfab__frame_in *frame, uint64_t now_ns);
-/* scheduler: it is here, or lost. scheduler_frame: takes its frame, and returns 1 if of this role (TREE_PLAN). */
-MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
-MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
-/* Call it four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
-/* Returns the known trees as records: one for each entry. */
-MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
-/* Adds the role of trees, at server 0 (trees_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__trees_attach(struct mlfab_node *node,
-                                        const mlfab__membership *membership);
-/* Returns the root of a tree: one of n members. */
-MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
-
 /* ==== core/coll/trees.c - server 0 asks the scheduler for the trees of allreduces, and tells the members. See trees.h.
  *
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
@@ -31679,6 +30702,7 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
 enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
 #define TREES_LOST UINT64_MAX /* since_ns: it was known, and memory for it is missing */
 
+/* Cannot fail. `membership` must outlive it. */
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
                                        const mlfab__membership *membership) {
@@ -31699,6 +30723,7 @@ MLFAB__INTERNAL void mlfab__trees_free(void *self) {
   memset(trees, 0, sizeof *trees);
 }
 
+/* Returns the root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, mlfab__mix(seed) ^ number);
@@ -31758,6 +30783,7 @@ static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlf
                    mlfab__encode_tree_ask(trees->meta, &ask, membership->order));
 }
 
+/* Takes a frame of a worker: returns 1 if it belonged to this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__tree_ask in;
@@ -31798,6 +30824,7 @@ static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, 
   return n == membership->members;
 }
 
+/* scheduler: it is here, or lost. scheduler_frame: takes its frame, and returns 1 if of this role (TREE_PLAN). */
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
                                                  const mlfab__frame_in *frame) {
   mlfab__tree_plan plan;
@@ -31838,6 +30865,7 @@ MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here) {
   if (!here) trees_give_up(trees, UINT64_MAX);
 }
 
+/* Call it four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns) {
   mlfab__trees *trees = self;
   uint64_t beat = trees->config->heartbeat_ns;
@@ -31875,6 +30903,7 @@ static int trees_decode(void *self, uint32_t record, const uint8_t *bytes, uint3
   return 0;
 }
 
+/* Returns the known trees as records: one for each entry. */
 MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees) {
   return (mlfab__mirrored){.name = "trees",
                            .self = trees,
@@ -31914,6 +30943,7 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
+/* Adds the role of trees, at server 0 (trees_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__trees_attach(mlfab_node *node, const mlfab__membership *membership) {
   mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -32057,6 +31087,7 @@ static const mlfab__role comm_row = {
     .free = mlfab__comm_free,
 };
 
+/* Adds the role of a communicator, *comm_p, which the node owns (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   mlfab__role *role = mlfab__roles_add(node, &comm_row, sizeof **comm_p);
   if (!role) return MLFAB_ERR_MEMORY;
@@ -32103,6 +31134,7 @@ static const mlfab__role membership_row = {
     .free = mlfab__membership_free,
 };
 
+/* Adds the role of the membership, *membership_p, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
                                              struct mlfab__barrier_server *barrier,
                                              mlfab__membership **membership_p) {
@@ -32285,14 +31317,6 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came through th
 MLFAB__SCHED_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__SCHED_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* When decoding, members has room for MLFAB__GROUP_MEMBERS_MAX. Checks: at least one member, finite
- * weights, segments as in a push. */
-MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
-                                             const mlfab__group_member *members,
-                                             const mlfab__segment *segments);
-MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
-                                        mlfab__group_member *members, mlfab__segment *segments);
-
 /* ==== core/sched/sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
@@ -32331,6 +31355,8 @@ WIRE_LIST(spread, members, spread_member, mlfab__spread_member, 20, MLFAB__GROUP
 WIRE_FIELDS(group, mlfab__group, N(group) N(bytes) N(rate_in) N(whole) N(packed))
 /* clang-format on */
 
+/* When decoding, members has room for MLFAB__GROUP_MEMBERS_MAX. Checks: at least one member, finite
+ * weights, segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
                                              const mlfab__group_member *members,
                                              const mlfab__segment *segments) {
@@ -32484,56 +31510,7 @@ typedef struct mlfab__network {
 MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
                                         uint32_t links);
 MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net);
-/* Sets a residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is an outage. Forgets reservations on it. Errors:
- * ARGUMENT (negative, NaN or infinite rate, times that do not ascend, no such index), STATE (there are reservations to
- * undo), MEMORY. */
-MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
-                                            uint32_t index, uint32_t n, const double *at,
-                                            const double *rate);
-/* The same for one constant rate. Never allocates. */
-MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
-                                            uint32_t index, double rate);
-/* Sets the links that transfers from u to v cross besides the two nodes; once for each pair. Errors: ARGUMENT (no such
- * node or link, u = v, a link twice, a path twice), MEMORY. */
-MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
-                                        const uint32_t *links);
-/* Sets all capacities to 0 and forgets all reservations; paths stay. O(nodes + links), never allocates. */
-MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Returns the residual: its steps, and their number. */
-MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
-                                                              enum mlfab__capacity_kind kind,
-                                                              uint32_t index);
 
-/* Returns when a transfer that is ready at `available` ends: `available` if it is free, `never` if it cannot end.
- * Reserves nothing. */
-MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
-                                          double bytes, double available);
-/* Computes when ingress(to) of these n nodes (egress(to) in a mirrored network), used together from `available` on and
- * at no more than `most` in sum, would have carried these bytes. It is a lower bound for each transfer to those nodes,
- * if the transfer is ready at that time or later and its sender is not faster. It grows with the bytes. LATE and ENDS
- * as for bundles below. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
-                                           double most, double bytes, double available,
-                                           double limit, double *end_p);
-/* Returns the first time from `available` on at which ingress(to) of one of these n nodes is not 0; never: there is
- * none. */
-MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
-                                           uint32_t n, double available);
-/* Returns the highest rate at any time of egress(from) (ingress(from) in a mirrored network). */
-MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from);
-/* Returns the bytes that ingress(to) (egress(to) in a mirrored network) can still carry until then. */
-MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
-/* Reserves a transfer, if it can end. Errors: MEMORY, with nothing changed. */
-MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
-                                           double bytes, double available, double *end_p);
-/* Gives back a reserved transfer, whatever was reserved after it, given its stretches (which must not be those
- * of `net`). Undo takes the giving back first. Residuals are exact if rates are integers. Errors: MEMORY,
- * with nothing changed. */
-MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, uint32_t to,
-                                           const mlfab__stretch *pieces, uint32_t n);
-/* Returns a mark of the current reservations; undo removes all later ones, bit for bit. */
-MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
-MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
 /* Makes all reservations permanent; marks become invalid. */
 MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net);
 
@@ -32556,10 +31533,6 @@ enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
  * of the end, later than the limit by mlfab__network_less. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
                                       double limit, double *end_p);
-/* Reserves the bundle if it ends by `limit` (never: in any case): returns ENDS. Otherwise reserves nothing and returns
- * LATE, with *end_p as above. Errors: MEMORY, with nothing changed. */
-MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
-                                          double limit, double *end_p);
 
 /* ---- cut-through: a transfer that forwards the bytes of another one while they arrive ---- */
 
@@ -32570,13 +31543,6 @@ typedef struct mlfab__course {
   double have;      /* bytes that were there before */
   double bytes, at; /* bytes that arrive, and when the last of them has arrived */
 } mlfab__course;
-
-/* Computes the earliest start of a transfer from u to v, at or after `available`, at which it never has to wait for
- * bytes of `in`. This transfer ends at the same time as one that starts at once and pauses for missing bytes. If it
- * cannot end, the start is `never`. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
-                                               double available, const mlfab__course *in,
-                                               double *begin_p);
 
 /* ---- input of the planners ---- */
 
@@ -32686,6 +31652,9 @@ static mlfab__profile *network_profile(const mlfab__network *net, enum mlfab__ca
 
 static int network_is_rate(double rate) { return mlfab__finite(rate) && rate >= 0; }
 
+/* Sets a residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is an outage. Forgets reservations on it. Errors:
+ * ARGUMENT (negative, NaN or infinite rate, times that do not ascend, no such index), STATE (there are reservations to
+ * undo), MEMORY. */
 MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
                                             uint32_t index, uint32_t n, const double *at,
                                             const double *rate) {
@@ -32708,6 +31677,7 @@ MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__cap
   return 0;
 }
 
+/* The same for one constant rate. Never allocates. */
 MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
                                             uint32_t index, double rate) {
   const double zero = 0;
@@ -32718,6 +31688,8 @@ static uint64_t network_key(const mlfab__network *net, uint32_t from, uint32_t t
   return (uint64_t)from * net->nodes + to + 1;
 }
 
+/* Sets the links that transfers from u to v cross besides the two nodes; once for each pair. Errors: ARGUMENT (no such
+ * node or link, u = v, a link twice, a path twice), MEMORY. */
 MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
                                         const uint32_t *links) {
   uint32_t there;
@@ -32741,6 +31713,7 @@ MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint
   return 0;
 }
 
+/* Sets all capacities to 0 and forgets all reservations; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   for (uint32_t i = 0; i < network_profiles(net); i++) {
     net->profiles[i].n = 1;
@@ -32749,6 +31722,7 @@ MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   mlfab__network_keep(net);
 }
 
+/* Returns the residual: its steps, and their number. */
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index) {
@@ -32889,6 +31863,8 @@ static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to,
   return network_walk(net->cursors, n, 0, 0, bytes, available, stop, record, end_p);
 }
 
+/* Returns when a transfer that is ready at `available` ends: `available` if it is free, `never` if it cannot end.
+ * Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available) {
   double end;
@@ -32905,6 +31881,10 @@ static const mlfab__profile *network_out_of(const mlfab__network *net, uint32_t 
   return &net->profiles[net->mirror ? net->nodes + node : node];
 }
 
+/* Computes when ingress(to) of these n nodes (egress(to) in a mirrored network), used together from `available` on and
+ * at no more than `most` in sum, would have carried these bytes. It is a lower bound for each transfer to those nodes,
+ * if the transfer is ready at that time or later and its sender is not faster. It grows with the bytes. LATE and ENDS
+ * as for bundles below. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
                                            double most, double bytes, double available,
                                            double limit, double *end_p) {
@@ -32922,6 +31902,8 @@ MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *
                       end_p);
 }
 
+/* Returns the first time from `available` on at which ingress(to) of one of these n nodes is not 0; never: there is
+ * none. */
 MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
                                            uint32_t n, double available) {
   double first = mlfab__network_never();
@@ -32933,6 +31915,7 @@ MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint
   return first > available ? first : available;
 }
 
+/* Returns the highest rate at any time of egress(from) (ingress(from) in a mirrored network). */
 MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from) {
   const mlfab__profile *p = network_out_of(net, from);
   double most = 0;
@@ -32942,6 +31925,7 @@ MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t f
   return most;
 }
 
+/* Returns the bytes that ingress(to) (egress(to) in a mirrored network) can still carry until then. */
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until) {
   const mlfab__profile *p = network_into(net, to);
   double sum = 0;
@@ -33074,6 +32058,7 @@ static int network_reserve_by(mlfab__network *net, uint32_t from, uint32_t to, d
   return MLFAB__ENDS;
 }
 
+/* Reserves a transfer, if it can end. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p) {
   double never = mlfab__network_never(), end = never;
@@ -33083,6 +32068,9 @@ MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, u
   return 0;
 }
 
+/* Gives back a reserved transfer, whatever was reserved after it, given its stretches (which must not be those
+ * of `net`). Undo takes the giving back first. Residuals are exact if rates are integers. Errors: MEMORY,
+ * with nothing changed. */
 MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, uint32_t to,
                                            const mlfab__stretch *pieces, uint32_t n) {
   const uint32_t *links = network_route(net, &from, &to);
@@ -33098,6 +32086,7 @@ MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, u
   return code;
 }
 
+/* Returns a mark of the current reservations; undo removes all later ones, bit for bit. */
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net) { return net->nchanges; }
 
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark) {
@@ -33121,6 +32110,8 @@ MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net) {
 
 /* ---- bundles ---- */
 
+/* Reserves the bundle if it ends by `limit` (never: in any case): returns ENDS. Otherwise reserves nothing and returns
+ * LATE, with *end_p as above. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p) {
   uint32_t mark = mlfab__network_mark(net);
@@ -33202,6 +32193,9 @@ static double network_lead(const mlfab__stretch *path, uint32_t n, const mlfab__
   return most;
 }
 
+/* Computes the earliest start of a transfer from u to v, at or after `available`, at which it never has to wait for
+ * bytes of `in`. This transfer ends at the same time as one that starts at once and pauses for missing bytes. If it
+ * cannot end, the start is `never`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
                                                double available, const mlfab__course *in,
                                                double *begin_p) {
@@ -33286,22 +32280,6 @@ typedef struct mlfab__orderer {
   uint32_t trail_room;
   uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__orderer;
-
-/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. Reserves
- * the applied transfers in `net`, one after another in that order. Errors: ARGUMENT (negative or NaN bytes
- * or time, a node that does not exist), MEMORY; nothing is reserved then. */
-MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
-                                           const mlfab__order_input *in, mlfab__ordered *out,
-                                           uint32_t *applied_p);
-/* The same by Alg. 1: no deadlines; only unreachable updates are dropped. */
-MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
-                                          const mlfab__order_input *in, mlfab__ordered *out,
-                                          uint32_t *applied_p);
-MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
-
-/* Returns dl(g), not clamped; saturating. */
-MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
-                                              int64_t model_version);
 
 /* ==== core/sched/order.c - Alg. 1 and Alg. 2: picks the updates one by one. See order.h.
  *
@@ -33431,6 +32409,7 @@ static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n, uint32_
   return 0;
 }
 
+/* The same by Alg. 1: no deadlines; only unreachable updates are dropped. */
 MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
   if (o->memory) mlfab__free(env, o->memory, o->bytes);
   if (o->trail) mlfab__free(env, o->trail, o->trail_room * sizeof *o->trail);
@@ -33785,6 +32764,7 @@ static int order_loop(order_run *r) {
 
 /* ---- input and output ---- */
 
+/* Returns dl(g), not clamped; saturating. */
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version) {
   if (delay_bound == INT64_MAX) return INT64_MAX;
@@ -33990,6 +32970,9 @@ static int order_run_all(mlfab__orderer *o, mlfab__network *net, const mlfab__or
   return 0;
 }
 
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. Reserves
+ * the applied transfers in `net`, one after another in that order. Errors: ARGUMENT (negative or NaN bytes
+ * or time, a node that does not exist), MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
                                            const mlfab__order_input *in, mlfab__ordered *out,
                                            uint32_t *applied_p) {
@@ -34095,22 +33078,6 @@ typedef struct mlfab__grouper {
   uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__grouper;
 
-/* Plans the best case of Alg. 3; with best = 1 also of its variants (on equality the paper's). Leaves its transfers
- * reserved in `net`, in order: direct ones, then for each group its members and its aggregate. Fills `out` (n entries).
- * Errors: ARGUMENT, MEMORY; nothing is reserved then. */
-MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
-                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
-                                      mlfab__group_choice *choice_p);
-/* Computes T(n) of one case. If feasible, reserves it and fills `out` (may be NULL); else returns never and reserves
- * nothing. Errors: ARGUMENT, MEMORY. */
-MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
-                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
-                                      uint32_t first_most, mlfab__grouped *out, double *time_p);
-/* Appends the timing of the newest reservation to g->late. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
-                                      uint32_t component, double bytes, double end);
-MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
-
 /* ---- distribution, allreduce ---- */
 
 typedef struct mlfab__distribution {
@@ -34131,14 +33098,6 @@ typedef struct mlfab__delivery {
   double end; /* time when the whole model has arrived */
 } mlfab__delivery;
 
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). Reserves the transfers in `net`.
- * choice_p: of the mirrored plan. makespan_p: when the last request is served (now, without requests). Errors: as for
- * plans. If a request is out of reach, the time is never, and all stays unreserved. */
-MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
-                                            const mlfab__distribution *d, mlfab__delivery *out,
-                                            double *hubs, mlfab__group_choice *choice_p,
-                                            double *makespan_p);
-
 typedef struct mlfab__allreduce {
   uint32_t root; /* a node */
   double bytes;
@@ -34148,17 +33107,6 @@ typedef struct mlfab__allreduce {
   const double *available; /* times when the workers' shares are ready */
   uint32_t n;
 } mlfab__allreduce;
-
-/* Fills push[n] and get[n] (the root itself: when it is available, and the result at once), the choices for both
- * directions, and the time when the last worker has the sum. Errors: as above. */
-MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
-                                           const mlfab__allreduce *a, mlfab__grouped *push,
-                                           mlfab__delivery *get, mlfab__group_choice *push_p,
-                                           mlfab__group_choice *get_p, double *makespan_p);
-
-/* Stale synchronous: returns 1 if a worker that has finished `mine` iterations may start the next. */
-MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
-                                           uint64_t staleness);
 
 /* ==== core/sched/group.c - Alg. 3, case by case: selects direct updates and groups. See group.h.
  *
@@ -34257,6 +33205,7 @@ static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   return walked < 0 ? walked : 0;
 }
 
+/* Appends the timing of the newest reservation to g->late. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
                                       uint32_t component, double bytes, double end) {
   uint32_t n = net->npieces;
@@ -34697,6 +33646,8 @@ static int group_begin(group_run *r, mlfab__grouper *g, mlfab__network *net,
   return code;
 }
 
+/* Computes T(n) of one case. If feasible, reserves it and fills `out` (may be NULL); else returns never and reserves
+ * nothing. Errors: ARGUMENT, MEMORY. */
 MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, uint32_t variant, uint32_t n,
                                       uint32_t first_most, mlfab__grouped *out, double *time_p) {
@@ -34714,6 +33665,9 @@ MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
   return 0;
 }
 
+/* Plans the best case of Alg. 3; with best = 1 also of its variants (on equality the paper's). Leaves its transfers
+ * reserved in `net`, in order: direct ones, then for each group its members and its aggregate. Fills `out` (n entries).
+ * Errors: ARGUMENT, MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, int best, mlfab__grouped *out,
                                       mlfab__group_choice *choice_p) {
@@ -34746,6 +33700,7 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
   return code;
 }
 
+/* Stale synchronous: returns 1 if a worker that has finished `mine` iterations may start the next. */
 MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
                                            uint64_t staleness) {
   uint64_t least = mine;
@@ -34912,6 +33867,9 @@ static int distribute_plan(mlfab__grouper *g, mlfab__network *net, const mlfab__
   return code;
 }
 
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). Reserves the transfers in `net`.
+ * choice_p: of the mirrored plan. makespan_p: when the last request is served (now, without requests). Errors: as for
+ * plans. If a request is out of reach, the time is never, and all stays unreserved. */
 MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
                                             const mlfab__distribution *d, mlfab__delivery *out,
                                             double *hubs, mlfab__group_choice *choice_p,
@@ -35003,6 +33961,8 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
   return code;
 }
 
+/* Fills push[n] and get[n] (the root itself: when it is available, and the result at once), the choices for both
+ * directions, and the time when the last worker has the sum. Errors: as above. */
 MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
                                            const mlfab__allreduce *a, mlfab__grouped *push,
                                            mlfab__delivery *get, mlfab__group_choice *push_p,
@@ -35088,20 +34048,9 @@ typedef struct mlfab__planner {
   uint32_t room;
 } mlfab__planner;
 
-/* Allocates nothing yet. A planner keeps its memory between calls. */
-MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
-MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for each). Fills
- * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped ones in the order of the
- * list. choice_p (may be NULL): the case of Alg. 3; its time is when the last update is applied, or never if a list
- * cannot be planned as a whole. Errors: ARGUMENT (a node that does not exist; bytes, an available time or a backlog
- * that is negative or NaN), MEMORY; nothing is reserved then. */
-MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
-                                      const mlfab__batch *batch, mlfab__planned *out,
-                                      uint32_t *applied_p, mlfab__group_choice *choice_p);
-
 /* ==== core/sched/plan.c - plans a batch: calls order.h, then group.h, and reports each update. See plan.h. */
 
+/* Allocates nothing yet. A planner keeps its memory between calls. */
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env) {
   memset(planner, 0, sizeof *planner);
   planner->env = env;
@@ -35201,6 +34150,11 @@ static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, u
   return applied;
 }
 
+/* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for each). Fills
+ * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped ones in the order of the
+ * list. choice_p (may be NULL): the case of Alg. 3; its time is when the last update is applied, or never if a list
+ * cannot be planned as a whole. Errors: ARGUMENT (a node that does not exist; bytes, an available time or a backlog
+ * that is negative or NaN), MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p) {
@@ -35278,22 +34232,6 @@ typedef struct mlfab__monitor {
   uint64_t told_ns; /* time of take's last report; 0: never */
 } mlfab__monitor;
 
-/* Starts with nothing known. The heartbeat, at least 1 ns, is the unit of all periods here. */
-MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns);
-/* Takes a measurement of a transport. Ignores one of zero length, or with invalid numbers. */
-MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
-                                           uint64_t now_ns);
-/* Sets the capacities by hand, 0 for a link that is cut; negative: as measured. Both are finite. */
-MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* Sets the traffic of others on these links, and the nominal speed for samples that have none. All are finite and at
- * least 0. A value set by hand is not reduced. */
-MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
-                                          double nominal);
-/* Sets the present capacities, negative if unknown. Returns 1 if they should be reported: one differs by more than a
- * tenth from its last report, at most once a heartbeat; else 0. */
-MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
-                                        double *out_p);
-
 /* ==== core/sched/monitor.c - estimates the capacities of a host's network links. See monitor.h. */
 
 enum {
@@ -35308,6 +34246,7 @@ enum {
 #define MONITOR_PROBE 1.25
 #define MONITOR_SHARE 0.125 /* part of the link that others' traffic leaves in any case */
 
+/* Starts with nothing known. The heartbeat, at least 1 ns, is the unit of all periods here. */
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
   memset(monitor, 0, sizeof *monitor);
   monitor->heartbeat_ns = heartbeat_ns;
@@ -35415,6 +34354,7 @@ static void monitor_side_sample(mlfab__monitor_side *side, const monitor_window 
   if (!limited) monitor_probe(side, rate, nominal, heartbeat_ns, now_ns);
 }
 
+/* Takes a measurement of a transport. Ignores one of zero length, or with invalid numbers. */
 MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
                                            uint64_t now_ns) {
   if (!measure->elapsed_ns) return;
@@ -35429,6 +34369,8 @@ MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_
   monitor_side_sample(&monitor->out, &out, monitor->heartbeat_ns, now_ns);
 }
 
+/* Sets the traffic of others on these links, and the nominal speed for samples that have none. All are finite and at
+ * least 0. A value set by hand is not reduced. */
 MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
                                           double nominal) {
   monitor->in.other = in;
@@ -35438,6 +34380,7 @@ MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, do
   if (nominal > 0.0 && monitor->out.rate < 0.0) monitor->out.rate = nominal;
 }
 
+/* Sets the capacities by hand, 0 for a link that is cut; negative: as measured. Both are finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out) {
   monitor->in.set = in;
   monitor->out.set = out;
@@ -35460,6 +34403,8 @@ static int monitor_is_news(const mlfab__monitor_side *side, double now) {
   return change > MONITOR_NEWS * side->told;
 }
 
+/* Sets the present capacities, negative if unknown. Returns 1 if they should be reported: one differs by more than a
+ * tenth from its last report, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
@@ -35526,20 +34471,6 @@ MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config 
                                             const mlfab__port *port, mlfab_stats *stats,
                                             mlfab__scheduler **scheduler_p);
 MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p);
-/* hello: the link to a server stands; it will report everything again. lost: it is lost. */
-MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
-                                           uint64_t now_ns);
-/* Takes a frame of a server: SCHEDULE, STATION, CAPACITY (workers' capacities come from server 0), ANNOUNCE, REPORT,
- * TREE_ASK. */
-MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
-                                            const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
-/* Writes the last plans as text; *bytes_p: the full length. */
-MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
-                                              size_t room, size_t *bytes_p);
 
 /* --- between the files of the role --- */
 
@@ -35710,38 +34641,19 @@ static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s,
                                                       uint32_t server) {
   return &s->parts[(size_t)item * s->servers + server];
 }
-/* Returns the predicted remaining bytes of a leg. */
-MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* Returns the leg of an item over the server's own link. NULL if another member of the group was counted there: a group
- * crosses the link once. Set `counted` to 0 for all servers before a walk over the placed items. */
-MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
-                                                      uint32_t server);
-/* Returns the capacity of a host's link: as reported, or as assumed. */
-MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
-/* Converts seconds to nanoseconds; `never` keeps its meaning. */
-MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
-/* Appends an item to a list; takes it out. */
-MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-/* Moves an item from the waiting list to the end of the placed list. */
-MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
-/* Takes TREE_ASK: plans the tree of an allreduce and sends it. */
-MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
-                                              const mlfab__frame_in *frame);
-/* Plans all due updates, or all due pulls of a server. */
-MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
-MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
 
 /* ==== core/sched/items.c - the scheduler role: items, their legs, and the rates of hosts. See scheduler.h.
  *
  * Used by scheduler.c, batch.c and arrange.c. */
 
+/* Returns the capacity of a host's link: as reported, or as assumed. */
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {
   double rate = out ? s->hosts[host].out : s->hosts[host].in;
   if (rate >= 0.0) return rate;
   return out ? s->alike_out : s->alike_in;
 }
 
+/* Appends an item to a list; takes it out. */
 MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i) {
   mlfab__item *item = &s->items[i];
   item->previous = list->last;
@@ -35758,6 +34670,7 @@ MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *l
   s->listed--;
 }
 
+/* Moves an item from the waiting list to the end of the placed list. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) {
   mlfab__scheduler_unlink(s, &s->waiting, item);
   mlfab__scheduler_append(s, &s->placed, item);
@@ -35765,11 +34678,13 @@ MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) 
   s->items[item].serial = s->serial;
 }
 
+/* Converts seconds to nanoseconds; `never` keeps its meaning. */
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds) {
   double ns = seconds * 1e9;
   return ns < 1.8e19 ? (ns > 0.0 ? (uint64_t)ns : 0) : MLFAB__NEVER;
 }
 
+/* Returns the predicted remaining bytes of a leg. */
 MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns) {
   if (leg->lost) return leg->left;
   double now = 1e-9 * (double)(now_ns - mlfab__min(leg->since_ns, now_ns)), left = 0.0;
@@ -35781,6 +34696,8 @@ MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now
   return left < leg->left ? left : leg->left;
 }
 
+/* Returns the leg of an item over the server's own link. NULL if another member of the group was counted there: a group
+ * crosses the link once. Set `counted` to 0 for all servers before a walk over the placed items. */
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server) {
   const mlfab__item *it = &s->items[item];
@@ -36468,6 +35385,7 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__scheduler_place(s, i);
 }
 
+/* Plans all due updates, or all due pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   uint32_t applied, members[MLFAB__BATCH_AGGREGATORS + 1];
   batch_collect(s, MLFAB__TRANSFER_PUSH, 0);
@@ -36759,6 +35677,7 @@ static void arrange_places(arrange_work *work) {
   }
 }
 
+/* Takes TREE_ASK: plans the tree of an allreduce and sends it. */
 MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
                                               const mlfab__frame_in *frame) {
   mlfab__tree_ask ask;
@@ -37050,6 +35969,7 @@ static void scheduler_forget_server(mlfab__scheduler *s, uint32_t server) {
 
 /* --- servers --- */
 
+/* hello: the link to a server stands; it will report everything again. lost: it is lost. */
 MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
                                             uint64_t now_ns) {
   scheduler->now_ns = now_ns;
@@ -37232,6 +36152,8 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
   scheduler_forget(s, found, server);
 }
 
+/* Takes a frame of a server: SCHEDULE, STATION, CAPACITY (workers' capacities come from server 0), ANNOUNCE, REPORT,
+ * TREE_ASK. */
 MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   scheduler->now_ns = now_ns;
@@ -37487,8 +36409,6 @@ typedef struct explain_text {
   size_t room, used;
 } explain_text;
 
-static void explain_put(explain_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
-
 static void explain_put(explain_text *t, const char *format, ...) {
   va_list arguments;
   size_t left = t->used < t->room ? t->room - t->used : 0;
@@ -37604,6 +36524,7 @@ static void explain_host(explain_text *t, const mlfab__scheduler *s, uint32_t ho
   explain_put(t, "\n");
 }
 
+/* Writes the last plans as text; *bytes_p: the full length. */
 MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
                                               size_t room, size_t *bytes_p) {
   const mlfab__scheduler *s = scheduler;
@@ -37669,20 +36590,6 @@ typedef struct mlfab__hops {
   mlfab__hop_part *parts; /* by update and server */
   mlfab__hop_pull *pulls; /* by pull and server */
 } mlfab__hops;
-
-/* The caller has set `port`. Errors: MEMORY. free: while the worker still exists, or before begin. */
-MLFAB__INTERNAL int mlfab__hops_begin(mlfab__hops *hops, mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops);
-/* The functions of role.h, for links to hops. lost: bulks lent to the link are the caller's again, and only a
- * new grant sends more there. */
-MLFAB__INTERNAL void mlfab__hops_frame(mlfab__hops *hops, mlfab__at at,
-                                       const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__hops_next(mlfab__hops *hops, mlfab__at at, mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__hops_taken(mlfab__hops *hops, mlfab__at at,
-                                       const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__hops_returned(mlfab__hops *hops, mlfab__at at, uint64_t token);
-MLFAB__INTERNAL void mlfab__hops_lost(mlfab__hops *hops, mlfab__at at);
-MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregator);
 
 /* ==== core/sched/hops.c - a worker's routes through other workers' nodes: takes VIA, sends and receives there. See hops.h. */
 
@@ -37870,6 +36777,8 @@ static void hops_push_lost(mlfab__worker *worker, uint32_t aggregator, uint64_t 
   }
 }
 
+/* The functions of role.h, for links to hops. lost: bulks lent to the link are the caller's again, and only a
+ * new grant sends more there. */
 MLFAB__INTERNAL int mlfab__hops_next(mlfab__hops *hops, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__worker *worker = hops->worker;
   for (uint32_t i = 0; i < worker->norder; i++) {
@@ -38053,6 +36962,7 @@ static const mlfab__worker_routes hops_routes = {
     .pull_leave = hops_pull_leave,
 };
 
+/* The caller has set `port`. Errors: MEMORY. free: while the worker still exists, or before begin. */
 MLFAB__INTERNAL int mlfab__hops_begin(mlfab__hops *hops, mlfab__worker *worker) {
   hops->routes = hops_routes;
   hops->worker = worker;
@@ -38282,121 +37192,25 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* Sets the layout of the defined model. Before the first call every GROUP fails; a further call fails everything under
- * way. */
-MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
-                                             const mlfab__layout *layout, int ghost);
-/* Takes a frame of a server: returns 1 if it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and
- * PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
-MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
-                                                   const mlfab__frame_in *frame, uint64_t now_ns);
-/* Ends everything for a server whose link is lost, or that is dead; sends nothing. */
-MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
 /* met: a member's link stands, after MEET. lost: it is lost, and has returned all loans. */
 MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
                                            uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
                                             uint64_t now_ns);
-/* Takes a frame of a member (HOP_CHUNK). */
-MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
-                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* next: fills the next frame with a bulk for a server (FORWARD) or a member (HOP_MODEL): returns 1, or 0. taken: the
- * transport took it. */
-MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
-                                              mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
-                                                const mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
-                                                mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
-                                                  const mlfab__frame_out *frame);
-/* Takes a bulk back, on either kind of link. Ignores a token that is no longer lent. */
-MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
-/* mlfab__role.awake */
-MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
-                                             uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
 
 /* --- between the files of the role, lowest first: accumulator.c, sum.c, distributor.c, aggregator.c --- */
-
-/* Returns a free accumulator with memory for a new use, or NULL. `clean`: none of its bulks may be lent. */
-MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
-                                                           uint32_t server, uint64_t number,
-                                                           uint64_t bytes, int clean);
-MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
-                                                           uint32_t server, uint64_t number);
-/* May this link borrow another bulk of the accumulator? */
-MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
-                                            uint32_t peer);
-/* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
-MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, int up,
-                                             uint32_t peer, uint64_t at, mlfab__frame_out *frame);
-/* Records the loan of a frame that the transport took, and that ends at `end` in the accumulator. Returns 1 if it is a
- * loan. */
-MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
-                                           uint32_t recipient, uint64_t end,
-                                           const mlfab__frame_out *frame);
-/* Takes all loans of a lost link back. */
-MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
-                                                    uint32_t peer);
-/* sum.c: prepares an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
-MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
-                                     const mlfab__segment *segments, uint32_t n);
-/* Returns a text if the chunk breaks the protocol. Otherwise copies its packets to private memory and
- * returns NULL. */
-MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *group, mlfab__addend *addend,
-                                             const mlfab__hop_chunk *chunk, mlfab__frame_in *frame);
-/* take: adds or stages the packets of a chunk that was counted as received. unstage: adds a member's staged
- * packets. Errors: NOT_FINITE, FRAME. */
-MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
-                                    const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend *addend);
-/* Encodes another part of a complete sum as packets. Returns 1 if it was the last part. */
-MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
-/* Returns the size of the next FORWARD: whole packets. */
-MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
-                                                const mlfab__accumulator *group);
-
-/* Does this member's link stand, with this incarnation? */
-MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
-                                             uint32_t incarnation);
-
-MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
-                                               const mlfab__frame_in *frame,
-                                               mlfab__spread_member *members);
-/* Takes a frame; returns 1 if it belonged to a spread. */
-MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
-                                             const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
-                                                 const mlfab__frame_in *frame);
-/* Gives up all remaining members of a spread. */
-MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
-                                             mlfab__accumulator *accumulator, int code);
-MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
-MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
-/* Takes a bulk of this recipient back. */
-MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
-                                                 mlfab__accumulator *accumulator,
-                                                 uint32_t recipient);
-MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
-                                             mlfab__accumulator *accumulator);
-MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
-                                                     const mlfab__accumulator *accumulator);
 
 /* ==== core/sched/accumulator.c - the aggregator role: accumulators, and their loans. See aggregator.h.
  *
  * Used by aggregator.c for groups and by distributor.c for spreads. */
 
+/* Does this member's link stand, with this incarnation? */
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation) {
   return aggregator->connected[worker] && aggregator->incarnations[worker] == incarnation;
 }
 
+/* Returns a free accumulator with memory for a new use, or NULL. `clean`: none of its bulks may be lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -38431,6 +37245,7 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *ag
   return best;
 }
 
+/* May this link borrow another bulk of the accumulator? */
 MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
                                             uint32_t peer) {
   uint32_t n = 0;
@@ -38442,6 +37257,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
+/* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
 /* Makes a token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, int up,
@@ -38459,6 +37275,8 @@ MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
   frame->token = (uint64_t)frame->slot << 40 | slot << 32 | serial;
 }
 
+/* Records the loan of a frame that the transport took, and that ends at `end` in the accumulator. Returns 1 if it is a
+ * loan. */
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
                                            uint32_t recipient, uint64_t end,
                                            const mlfab__frame_out *frame) {
@@ -38471,6 +37289,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up
   return 1;
 }
 
+/* Takes all loans of a lost link back. */
 MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
                                                     uint32_t peer) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -38562,6 +37381,7 @@ static int sum_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   return group->stream ? 0 : MLFAB_ERR_AGAIN;
 }
 
+/* sum.c: prepares an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
 MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                      const mlfab__segment *segments, uint32_t n) {
   uint64_t at = 0;
@@ -38610,6 +37430,8 @@ static const char *sum_check_place(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
+/* Returns a text if the chunk breaks the protocol. Otherwise copies its packets to private memory and
+ * returns NULL. */
 MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *group, mlfab__addend *addend,
                                              const mlfab__hop_chunk *chunk,
@@ -38661,6 +37483,8 @@ static int sum_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, u
   return 0;
 }
 
+/* take: adds or stages the packets of a chunk that was counted as received. unstage: adds a member's staged
+ * packets. Errors: NOT_FINITE, FRAME. */
 MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
                                     const mlfab__frame_in *frame) {
   uint32_t k = (uint32_t)(addend - group->addends);
@@ -38734,6 +37558,7 @@ static uint32_t sum_pack(uint8_t *out, const sum_piece *piece) {
   return mlfab__packet_marked(out, &piece->shape, piece->data, keep, 1);
 }
 
+/* Encodes another part of a complete sum as packets. Returns 1 if it was the last part. */
 MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t budget = SUM_TICK_BYTES;
   sum_piece piece;
@@ -38758,6 +37583,7 @@ MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accu
   return 1;
 }
 
+/* Returns the size of the next FORWARD: whole packets. */
 MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group) {
   uint64_t upto = mlfab__min(group->released, group->length), n = 0;
@@ -38792,6 +37618,7 @@ static void distributor_post_fail(mlfab__aggregator *aggregator, uint32_t server
   MLFAB__POST(&aggregator->up, server, MLFAB__SPREAD_FAIL, spread_fail, &fail);
 }
 
+/* Gives up all remaining members of a spread. */
 MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
                                              mlfab__accumulator *spread, int code) {
   distributor_post_fail(aggregator, spread->server, spread->number, NULL, code);
@@ -38962,6 +37789,7 @@ static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
+/* Takes a frame; returns 1 if it belonged to a spread. */
 MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
                                              const mlfab__frame_in *frame) {
   mlfab__model model;
@@ -39079,6 +37907,8 @@ static const mlfab__recipient *distributor_next(const mlfab__aggregator *aggrega
   return NULL;
 }
 
+/* next: fills the next frame with a bulk for a server (FORWARD) or a member (HOP_MODEL): returns 1, or 0. taken: the
+ * transport took it. */
 MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
                                                 mlfab__frame_out *frame) {
   const mlfab__accumulator *best = NULL;
@@ -39115,6 +37945,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator,
   distributor_check(aggregator, spread, recipient);
 }
 
+/* Takes a bulk of this recipient back. */
 MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
                                                  mlfab__accumulator *spread, uint32_t index) {
   mlfab__recipient *recipient = &spread->recipients[index];
@@ -39562,6 +38393,7 @@ static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator
     aggregator->up.ready(aggregator->up.self, group->server);
 }
 
+/* Takes a frame of a member (HOP_CHUNK). */
 MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
                                                     const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__hop_chunk chunk;
@@ -39752,6 +38584,8 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
     aggregator->up.ready(aggregator->up.self, server);
 }
 
+/* Takes a frame of a server: returns 1 if it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and
+ * PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
 MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns) {
   aggregator->now_ns = now_ns;
@@ -39781,6 +38615,8 @@ MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator
   }
 }
 
+/* Sets the layout of the defined model. Before the first call every GROUP fails; a further call fails everything under
+ * way. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -39814,6 +38650,7 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
 
 /* --- links --- */
 
+/* Ends everything for a server whose link is lost, or that is dead; sends nothing. */
 MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server) {
   mlfab__aggregator_all_returned(aggregator, 1, server);
   aggregator->numbers[server].last = 0;
@@ -39898,6 +38735,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, u
   aggregator->stats->members_added += group->naddends;
 }
 
+/* Takes a bulk back, on either kind of link. Ignores a token that is no longer lent. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token) {
   uint64_t index = token >> 40, slot = token >> 32 & 0xff;
   if (index >= aggregator->naccumulators || slot >= MLFAB__AGGREGATOR_LOANS) return;
@@ -39958,6 +38796,7 @@ static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *g
   MLFAB__POST(&aggregator->up, group->server, MLFAB__FORWARD, forward, &forward);
 }
 
+/* mlfab__role.awake */
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns) {
   aggregator->now_ns = now_ns;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -40046,103 +38885,25 @@ struct mlfab__server_sched {
   uint8_t *meta; /* MLFAB_META_MAX */
 };
 
-/* Attaches this policy to the server. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
-/* Returns the schedule, for the other copy of server 0. */
-MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server);
-
-/* hello: the scheduler's link stands; reports everything to it. lost: the link is lost or the scheduler dead. frame:
- * takes PLAN or SCHEDULE. */
-MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
-                                                   const mlfab__frame_in *frame, uint64_t now_ns);
-/* Reports the capacity of this node's host to the scheduler. */
-MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
-                                            uint64_t now_ns);
-
 /* --- report.c --- */
-
-/* Is this large enough to be planned, and is there a scheduler? */
-MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
-/* Returns a hash of segments: only transfers of one shape can be grouped. */
-MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
-/* Sends a control frame to the scheduler. */
-MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
-                                        uint32_t bytes);
-/* Reports that a transfer is over (worker MLFAB__NO_NODE: only the state of the queues). */
-MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
-                                        uint64_t id, int code);
-/* Sends ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
-MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
-/* Return placed bytes: still to be received; still to be sent; of one pull still to be sent. */
-MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
 
 /* --- route.c --- */
 
-/* Places the updates of a plan, in order. */
-MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
-                                       uint32_t n);
-/* announce_all: announces all waiting updates. unschedule: places all of them, first come, first served. */
-MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
-/* Is something announced that no plan has placed? */
-MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
-/* Takes FORWARD and GROUP_FAIL of an aggregator's node: returns 1 if the frame was one of them. */
-MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-/* See mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__incoming *head);
-MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *leader,
-                                        uint64_t upto);
-MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
-                                        mlfab__incoming *culprit, int direct);
-/* strays: see mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__route_strays(struct mlfab__server *server,
-                                        struct mlfab__incoming *member);
-MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
-                                      int applied);
-MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
-
 /* --- spread.c --- */
-
-/* The same for pulls. Consecutive entries with one group number are one spread. */
-MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
-                                        uint32_t n);
-MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
-MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
-MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
-/* Takes PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: returns 1 if the frame was one of them. */
-MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
-                                        const mlfab__frame_in *frame);
-/* See mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
-                                        uint64_t taken);
-MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__server_pull *was,
-                                        int code);
-MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
 
 /* ==== core/sched/report.c - the server role: sends its reports to the scheduler. See client.h. */
 
+/* Is this large enough to be planned, and is there a scheduler? */
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes) {
   return server->sched->up && bytes > server->config->eager_bytes;
 }
 
+/* Returns a hash of segments: only transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n) {
   return mlfab__hash(n, segments, n * sizeof *segments);
 }
 
+/* Return placed bytes: still to be received; still to be sent; of one pull still to be sent. */
 /* Returns the bytes that the transport has not taken yet. */
 MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull) {
   uint64_t left = 0;
@@ -40167,11 +38928,13 @@ MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server) {
   return bytes;
 }
 
+/* Sends a control frame to the scheduler. */
 MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
                                         uint32_t bytes) {
   if (server->sched->up) server->port.post(server->port.self, server->workers, type, meta, bytes);
 }
 
+/* Reports that a transfer is over (worker MLFAB__NO_NODE: only the state of the queues). */
 MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
                                         uint64_t id, int code) {
   uint8_t meta[128];
@@ -40189,6 +38952,7 @@ MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, ui
   mlfab__report_tell(server, MLFAB__REPORT, meta, mlfab__encode_report(meta, &report));
 }
 
+/* Sends ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
 MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce) {
   uint8_t meta[128];
   announce->placed = server->queue.placed;
@@ -40237,6 +39001,7 @@ static void route_take(mlfab__server *server, mlfab__incoming *update) {
   update->unplaced = 0;
 }
 
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
@@ -40297,6 +39062,7 @@ MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server) {
   server->queue.place_due = 0;
 }
 
+/* Is something announced that no plan has placed? */
 MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server) {
   const mlfab__incoming *update = server->queue.unplaced_first;
   while (update && !(update->announced && route_planned(update))) update = update->next;
@@ -40441,6 +39207,7 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
   if (leader) route_begin(server, leader, direct);
 }
 
+/* strays: see mlfab__server_policy. */
 MLFAB__INTERNAL int mlfab__route_strays(mlfab__server *server, mlfab__incoming *member) {
   mlfab__incoming *stray = route_leader(member);
   while (stray && mlfab__queue_eligible(server, stray)) stray = mlfab__queue_member(stray);
@@ -40582,6 +39349,7 @@ static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, u
   route_begin(server, first, mlfab__queue_member(first) == NULL);
 }
 
+/* Places the updates of a plan, in order. */
 MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                        uint32_t n) {
   for (uint32_t i = 0, end; i < n; i = end) {
@@ -40594,6 +39362,7 @@ MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_
   mlfab__server_advance(server);
 }
 
+/* announce_all: announces all waiting updates. unschedule: places all of them, first come, first served. */
 MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server) {
   for (mlfab__incoming *u = server->queue.unplaced_first; u; u = u->next) u->announced = 0;
   server->queue.place_due = 1;
@@ -40628,6 +39397,7 @@ static void route_forward(mlfab__server *server, uint32_t aggregator,
   mlfab__apply_bytes(server, aggregator, update, forward.offset, frame);
 }
 
+/* Takes FORWARD and GROUP_FAIL of an aggregator's node: returns 1 if the frame was one of them. */
 MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__FORWARD) {
@@ -40693,6 +39463,7 @@ static void spread_touch(mlfab__server *server, uint64_t spread) {
   }
 }
 
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   for (int more = server->sched->places > 0; more;) {
     mlfab__server_pull *next = NULL;
@@ -40842,6 +39613,7 @@ static int spread_in_row(const mlfab__plan_entry *entries, uint32_t i) {
          entries[i + 1].aggregator == entries[i].aggregator;
 }
 
+/* The same for pulls. Consecutive entries with one group number are one spread. */
 MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                         uint32_t n) {
   for (uint32_t i = 0, next; i < n; i = next) {
@@ -40999,6 +39771,7 @@ MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worke
   mlfab__spread_turns(server);
 }
 
+/* Takes PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: returns 1 if the frame was one of them. */
 MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__PULL_DONE) {
@@ -41045,6 +39818,8 @@ static void client_set(mlfab__server *server, const mlfab__schedule *schedule) {
   server->delay_bound = schedule->delay_bound;
 }
 
+/* hello: the scheduler's link stands; reports everything to it. lost: the link is lost or the scheduler dead. frame:
+ * takes PLAN or SCHEDULE. */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->sched->up = 1;
@@ -41140,6 +39915,7 @@ static int client_decode(void *self, uint32_t record, const uint8_t *bytes, uint
 
 static void client_begin(void *self) { client_schedule(self); }
 
+/* Returns the schedule, for the other copy of server 0. */
 MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server) {
   return (mlfab__mirrored){.name = "schedule",
                            .self = server,
@@ -41150,6 +39926,7 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server) {
                            .touch = &server->sched->touch};
 }
 
+/* Reports the capacity of this node's host to the scheduler. */
 MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
                                             uint64_t now_ns) {
   server->now_ns = now_ns;
@@ -41258,6 +40035,7 @@ static const mlfab__server_policy client_policy = {
     .turns = mlfab__spread_turns,
 };
 
+/* Attaches this policy to the server. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = mlfab__alloc(env, sizeof *sched);
@@ -41292,20 +40070,6 @@ typedef struct mlfab__capacity_role {
   mlfab__port up;        /* to server 0, if this node has no server */
   int told;              /* it told something, perhaps without a link */
 } mlfab__capacity_role;
-
-/* Add the roles to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server`
- * (NULL if the node has none) must outlive its client. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
-MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
-MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server);
-MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
-                                           mlfab__capacity_role **capacity_p);
-/* See mlfab_set_link: both are finite. */
-MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
-                                         uint64_t now_ns);
-/* See mlfab_set_other_traffic: all are finite and not negative. */
-MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
-                                           double speed, uint64_t now_ns);
 
 /* ==== core/sched/sched_role.c - scheduling as roles of a node: the aggregator on a worker's node, the scheduler, and the server's link
  * to the scheduler. Links: SERVER to servers, PEER_IN from members, PEER from the worker to other aggregators; PLANNER
@@ -41423,6 +40187,8 @@ static const mlfab__role aggregator_row = {
     .free = aggregator_role_free,
 };
 
+/* Add the roles to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server`
+ * (NULL if the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p) {
   mlfab__role *role = mlfab__roles_add(node, &aggregator_row, sizeof **aggregator_p);
   if (!role) return MLFAB_ERR_MEMORY;
@@ -41560,12 +40326,14 @@ static void capacity_measured(void *self, const mlfab_measure *measure, uint64_t
   capacity_tell(role, 0, now_ns);
 }
 
+/* See mlfab_set_link: both are finite. */
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns) {
   mlfab__monitor_set(&role->monitor, in, out);
   capacity_tell(role, 1, now_ns);
 }
 
+/* See mlfab_set_other_traffic: all are finite and not negative. */
 MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
                                            double speed, uint64_t now_ns) {
   mlfab__monitor_other(&role->monitor, in, out, speed);
@@ -41630,33 +40398,13 @@ MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_
                                      uint64_t grain_bytes);
 MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
 
-/* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
- * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
- * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
-MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
-                                          uint64_t at, uint64_t bytes, uint64_t commit);
-
 /* The functions below concern a cache that holds the slice as of commit `since`. For 0, or a commit below the base,
  * everything counts as changed. The caller refuses a commit in the future. */
 
-/* Finds the next changed grains in the bytes `from` to `end` of the slice, clipped to these; without changes, begin and
- * stop are `end`. */
-MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
-/* Sets bit g of keep[g / 64] if the g-th of `grains` stretches of grain_bytes from byte `at` on may have
- * changed. If `at` is inside a grain, each stretch lies in two grains, and either counts. Bits behind the
- * last are 0. */
-MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
-                                        uint64_t grains, uint64_t *keep);
 typedef struct mlfab__tags_share {
   uint32_t grains; /* grains that may have changed, in 1/256 */
   uint32_t blocks; /* blocks of 64 grains with such a grain, in 1/256 */
 } mlfab__tags_share;
-
-/* Returns an estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact if there
- * are fewer than 32. */
-MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
-                                                       uint64_t at, uint64_t end);
 
 /* ==== core/sparse/version.c - keeps tags by grain, and by 64 grains. See version.h.
  *
@@ -41754,6 +40502,9 @@ static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, con
   return changed;
 }
 
+/* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
+ * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
+ * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
 MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
                                           uint64_t at, uint64_t bytes, uint64_t commit) {
   assert(at <= tags->bytes && bytes <= tags->bytes - at);
@@ -41816,6 +40567,8 @@ static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t en
   return block;
 }
 
+/* Finds the next changed grains in the bytes `from` to `end` of the slice, clipped to these; without changes, begin and
+ * stop are `end`. */
 MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
                                       uint64_t end, uint64_t *begin_p, uint64_t *stop_p) {
   assert(end <= tags->bytes);
@@ -41849,6 +40602,9 @@ static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
   return by == 64 ? high : low >> by | high << (64 - by);
 }
 
+/* Sets bit g of keep[g / 64] if the g-th of `grains` stretches of grain_bytes from byte `at` on may have
+ * changed. If `at` is inside a grain, each stretch lies in two grains, and either counts. Bits behind the
+ * last are 0. */
 MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
                                         uint64_t grains, uint64_t *keep) {
   uint32_t limit;
@@ -41870,6 +40626,8 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
   if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
 }
 
+/* Returns an estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact if there
+ * are fewer than 32. */
 MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
                                                        uint64_t at, uint64_t end) {
   assert(at < end && end <= tags->bytes);
@@ -41916,39 +40674,11 @@ typedef struct mlfab__filter_rule {
   uint64_t seed, t; /* seed of the draws: with the element's index these determine each draw */
 } mlfab__filter_rule;
 
-/* Returns phi / (1 + d ln max(t, 1)), TDF 4.2. */
-MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t);
-
-/* Marks in keep the elements of a = g + residual to be sent: all except those that are held back, are zero, or round to
- * zero in `half`. g NULL: residual holds a. `first` is the index of element 0 in its tensor. Returns the number of
- * marks, or MLFAB__FILTER_REFUSED if an a is infinite or NaN; then keep is unspecified. Writes nothing else. One pass
- * over g and residual. */
-MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
-                                            const void *residual, uint64_t first, uint32_t n,
-                                            uint64_t *keep);
-
-/* Writes the marked elements of a = g + residual to `values`, contiguously, in their type (uint16_t with
- * `half`), and nothing beyond them; returns their number. Sets residual to a for unmarked elements, and to
- * 0 for marked ones, or to the excess over the largest value of `half`; *saturated counts these. Marked
- * elements must be finite. g NULL: residual holds a. One pass over g and residual. */
-MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
-                                            void *residual, uint32_t n, const uint64_t *keep,
-                                            void *values, uint64_t *saturated);
-
 /* The magnitude of the k-th largest element, as the bits of its type, and the number of elements of that magnitude
  * among the k largest, lowest index first. k 0: none of them. */
 typedef struct mlfab__filter_cut {
   uint64_t magnitude, ties;
 } mlfab__filter_cut;
-
-/* Finds the cut of a = g + residual; g NULL: residual holds a. Exact, O(n): three passes (F64: six) and 16 KiB of
- * stack. k is at most n. */
-MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
-                                       uint64_t k, mlfab__filter_cut *cut);
-/* Clears the marks of elements that are not among the k largest. Counts cut's ties down, so pass the array
- * from its beginning, in parts of n <= 65536. Returns the number of marks left. */
-MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
-                                           uint32_t n, mlfab__filter_cut *cut, uint64_t *keep);
 
 /* The same selection in one pass, while the elements are marked. A sample gives two limits between which the k-th
  * largest probably is. Look marks, clears the marks of elements up to the lower limit, and lists those between; settle
@@ -41966,42 +40696,6 @@ typedef struct mlfab__filter_choice {
   uint64_t *open;     /* bitmap of the listed elements */
   void *between;      /* of the array's type */
 } mlfab__filter_choice;
-
-/* Returns the memory of a choice, in words: a list of min(n, 32768 + n / 32) + 64 elements, and a bitmap as long as the
- * marks. */
-MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words);
-/* Begins the choice of the k largest of a = g + residual, n elements of F32 or F64. The caller owns `room`,
- * of mlfab__filter_choice_words. Reads 32768 elements; they need not be finite. */
-MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
-                                          const void *residual, uint64_t n, uint64_t k,
-                                          uint64_t *room);
-/* Marks as mlfab__filter_mark, for the next n <= 65536 elements of the array; settle clears some of the marks. Returns
- * 0 if it has found an a that is infinite or NaN; it checks nothing more once the list is full. */
-MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
-                                       uint64_t first, uint32_t n, uint64_t *keep);
-/* After the last look: clears the marks of elements that are not among the k largest. `keep`: the words of
- * all looks, one after another. Returns 0 when it fails; the marks are unspecified then. */
-MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep);
-
-/* Sets after[i] back to before[i] if 0 < |after - before| / |before| < tau, computed in double; a change from 0 counts
- * as infinite. Returns how many changes it set back. Equal values get before's bits, and do not count. F32 and F64; for
- * other types returns 0. Any n. */
-MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
-                                              uint64_t n, double tau);
-
-/* The kernels by level, as in half.h, for comparison in tests. */
-MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
-                                                 const void *g, const void *residual,
-                                                 uint64_t first, uint32_t n, uint64_t *keep);
-MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_rule *rule,
-                                                 const void *g, void *residual, uint32_t n,
-                                                 const uint64_t *keep, void *values,
-                                                 uint64_t *saturated);
-MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
-                                               const void *g, const void *residual, uint64_t n,
-                                               uint64_t k, uint64_t *room);
-MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
-                                                   void *after, uint64_t n, double tau);
 
 /* ==== core/sparse/filter.c - selects the values of an update that are sent, and the changes of the model that are made.
  *
@@ -42046,6 +40740,7 @@ static double filter_ln(uint64_t t) {
   return e * ln2 + 2.0 * s * sum;
 }
 
+/* Returns phi / (1 + d ln max(t, 1)), TDF 4.2. */
 MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t) {
   return phi / (1.0 + d * filter_ln(t > 1 ? t : 1));
 }
@@ -42406,6 +41101,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
 
 static const float *filter_skip(const float *g, uint32_t n) { return g != NULL ? g + n : NULL; }
 
+/* The kernels by level, as in half.h, for comparison in tests. */
 MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
                                                  const void *g, const void *residual,
                                                  uint64_t first, uint32_t n, uint64_t *keep) {
@@ -42447,12 +41143,20 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
                              keep + whole / 64, (uint8_t *)values + (size_t)k * width, saturated);
 }
 
+/* Marks in keep the elements of a = g + residual to be sent: all except those that are held back, are zero, or round to
+ * zero in `half`. g NULL: residual holds a. `first` is the index of element 0 in its tensor. Returns the number of
+ * marks, or MLFAB__FILTER_REFUSED if an a is infinite or NaN; then keep is unspecified. Writes nothing else. One pass
+ * over g and residual. */
 MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
                                             const void *residual, uint64_t first, uint32_t n,
                                             uint64_t *keep) {
   return mlfab__filter_mark_with(mlfab__kernel_level(), rule, g, residual, first, n, keep);
 }
 
+/* Writes the marked elements of a = g + residual to `values`, contiguously, in their type (uint16_t with
+ * `half`), and nothing beyond them; returns their number. Sets residual to a for unmarked elements, and to
+ * 0 for marked ones, or to the excess over the largest value of `half`; *saturated counts these. Marked
+ * elements must be finite. g NULL: residual holds a. One pass over g and residual. */
 MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated) {
@@ -42493,6 +41197,8 @@ static inline uint64_t filter_magnitude(int dtype, const void *g, const void *re
                             : filter_size_f64(filter_at_f64(g, residual, i));
 }
 
+/* Finds the cut of a = g + residual; g NULL: residual holds a. Exact, O(n): three passes (F64: six) and 16 KiB of
+ * stack. k is at most n. */
 /* Radix selection, 11 bits of the magnitude at a time, highest first: finds the digit of the k-th largest by counting.
  * The next pass counts only values with this digit. */
 MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
@@ -42526,6 +41232,8 @@ static inline uint64_t filter_within(mlfab__filter_cut *cut, uint64_t magnitude)
   return tie | (magnitude > cut->magnitude);
 }
 
+/* Clears the marks of elements that are not among the k largest. Counts cut's ties down, so pass the array
+ * from its beginning, in parts of n <= 65536. Returns the number of marks left. */
 MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
                                            uint32_t n, mlfab__filter_cut *cut, uint64_t *keep) {
   uint32_t kept = 0;
@@ -42553,6 +41261,8 @@ static uint64_t filter_room(uint64_t n) {
   return mlfab__min(n, FILTER_SAMPLE + (n >> FILTER_ROOM_LOG2));
 }
 
+/* Returns the memory of a choice, in words: a list of min(n, 32768 + n / 32) + 64 elements, and a bitmap as long as the
+ * marks. */
 MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words) {
   return mark_words + ((filter_room(n) + 64) * mlfab__dtype_bytes(dtype) + 7) / 8;
 }
@@ -42597,6 +41307,8 @@ MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *
   if (choice->room < n) filter_sample(choice);
 }
 
+/* Begins the choice of the k largest of a = g + residual, n elements of F32 or F64. The caller owns `room`,
+ * of mlfab__filter_choice_words. Reads 32768 elements; they need not be finite. */
 MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
                                           const void *residual, uint64_t n, uint64_t k,
                                           uint64_t *room) {
@@ -42718,6 +41430,8 @@ static int filter_compare(mlfab__filter_choice *choice, uint64_t least, const vo
          finite;
 }
 
+/* Marks as mlfab__filter_mark, for the next n <= 65536 elements of the array; settle clears some of the marks. Returns
+ * 0 if it has found an a that is infinite or NaN; it checks nothing more once the list is full. */
 MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
                                        uint64_t first, uint32_t n, uint64_t *keep) {
   uint64_t drawn[MLFAB__FILTER_MOST / 64];
@@ -42755,6 +41469,8 @@ static uint64_t filter_clear(const mlfab__filter_choice *choice, uint64_t at,
   return at;
 }
 
+/* After the last look: clears the marks of elements that are not among the k largest. `keep`: the words of
+ * all looks, one after another. Returns 0 when it fails; the marks are unspecified then. */
 MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep) {
   mlfab__filter_cut cut;
   uint64_t at = 0;
@@ -42869,6 +41585,9 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const v
   return 0;
 }
 
+/* Sets after[i] back to before[i] if 0 < |after - before| / |before| < tau, computed in double; a change from 0 counts
+ * as infinite. Returns how many changes it set back. Equal values get before's bits, and do not count. F32 and F64; for
+ * other types returns 0. Any n. */
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau) {
   return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
@@ -42901,28 +41620,6 @@ struct mlfab__worker_packets {
   uint8_t *came; /* packets of the incoming frame: MLFAB__PACKET_ROOM, allocated on first use */
   struct mlfab__cache *cache; /* cache of a model with version tags; else NULL */
 };
-
-/* Pushes a sparse update of one tensor; copies the values. */
-MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
-                                              const uint64_t *indices, const void *values,
-                                              uint64_t count, const mlfab_push_options *options,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error);
-/* Sets the filter of a tensor, or of all; NULL: removes it. */
-MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
-                                             const mlfab_filter *filter, mlfab_error *error);
-
-/* open, free, take: cache.c, called through mlfab__worker_sparse. cached: the cached values of a tensor. */
-MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-MLFAB__INTERNAL int mlfab__cache_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                      const mlfab__model *model, const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
-                                         const void **data_p, uint64_t *count_p,
-                                         mlfab_error *error);
-
-/* Attaches the group: the worker then accepts packets. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker);
 
 /* ==== core/sparse/cache.c - the worker role: keeps a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
@@ -42964,6 +41661,7 @@ static cache_part *cache_part_of(const mlfab__worker *worker, const mlfab__fetch
   return &worker->packets->cache->parts[(fetch - worker->fetches) * worker->servers + server];
 }
 
+/* open, free, take: cache.c, called through mlfab__worker_sparse. cached: the cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   const mlfab__layout *layout = &worker->layout;
@@ -43235,26 +41933,14 @@ static const mlfab__worker_cache cache_pulls = {cache_ask, cache_turn, cache_don
 /* ==== core/sparse/sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
  * to the server. See server.h. */
 
-/* Attaches the group: the server then accepts packets, and answers with them. */
-MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
-
 /* A model's options of tags, 16-bit parameters and parameter filters, checked against each other and the tensors.
  * Errors: CONFIG, UNSUPPORTED. */
 MLFAB__INTERNAL int mlfab__sparse_check(const mlfab_model_options *options,
                                         const mlfab__layout *layout, mlfab_error *error);
-/* Allocates tags for every `elements` (a power of two, or 0: none) elements of the smallest type in a slice; no grain
- * is smaller than an element. Errors: MEMORY; mlfab__store_free frees the rest. */
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
-/* Returns the tags of a slice (an index) of a store that has tags. */
-MLFAB__INTERNAL mlfab__tags *mlfab__store_tags_of(const mlfab__store *store, uint32_t slice);
 
 /* Allocates scratch memory for one decoded packet, and its old bytes; `came`. Errors: MEMORY. */
 #define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
 #define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
-MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
-/* The codec of packets. */
-MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
 
 /* ==== core/sparse/sparse_push.c - the worker role: encodes and sends updates of which only some values are sent. See worker.h.
  *
@@ -43967,6 +42653,7 @@ static double sparse_push_norm2(const mlfab__worker *worker, const struct mlfab_
 
 /* --- calls --- */
 
+/* Pushes a sparse update of one tensor; copies the values. */
 MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
                                               const uint64_t *indices, const void *values,
                                               uint64_t count, const mlfab_push_options *options,
@@ -43985,6 +42672,7 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
   return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
 }
 
+/* Sets the filter of a tensor, or of all; NULL: removes it. */
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *given, mlfab_error *error) {
   const mlfab__layout *layout = &worker->layout;
@@ -44032,6 +42720,7 @@ static const mlfab__worker_sparse sparse_push_table = {
     mlfab__sparse_check, mlfab__cache_open,        sparse_push_drop_all, sparse_push_free,
     sparse_push_sifts,   sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
 
+/* Attaches the group: the worker then accepts packets. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
   worker->packets = mlfab__alloc(worker->env, sizeof *worker->packets);
   if (!worker->packets) return MLFAB_ERR_MEMORY;
@@ -44436,6 +43125,7 @@ static int sparse_apply_whole(mlfab__server *server, mlfab__incoming *update, co
   return 1;
 }
 
+/* The codec of packets. */
 MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
   static const mlfab__apply_codec codec = {sparse_apply_look, sparse_apply_consume,
                                            sparse_apply_whole, sparse_apply_complete,
@@ -44507,6 +43197,7 @@ typedef struct delta_tags {
   mlfab__tags of[]; /* by slice */
 } delta_tags;
 
+/* Returns the tags of a slice (an index) of a store that has tags. */
 MLFAB__INTERNAL mlfab__tags *mlfab__store_tags_of(const mlfab__store *store, uint32_t slice) {
   return &((delta_tags *)store->tags)->of[slice];
 }
@@ -44539,6 +43230,8 @@ static uint64_t delta_grain(const mlfab__store *store, const mlfab__shard_slice 
   return mlfab__max((uint64_t)elements * last_width, first_width);
 }
 
+/* Allocates tags for every `elements` (a power of two, or 0: none) elements of the smallest type in a slice; no grain
+ * is smaller than an element. Errors: MEMORY; mlfab__store_free frees the rest. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
   if (store->nslices == 0 || elements == 0) return 0;
   delta_tags *tags = mlfab__alloc(env, delta_tags_bytes(store));
@@ -44850,6 +43543,7 @@ static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
                                                   delta_forget,
                                                   delta_answer};
 
+/* Attaches the group: the server then accepts packets, and answers with them. */
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
 #endif /* MLFAB_WITH_SPARSE */
 
@@ -44918,11 +43612,6 @@ typedef struct mlfab__slab_areas {
   int empties; /* areas freed now have no readers: see release in shm_memory.h */
 } mlfab__slab_areas;
 
-/* The functions of mlfab__slab for a mlfab__slab_areas. If a new area is needed, it holds the `more` blocks, too. */
-MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
-                                          uint32_t more);
-MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
-
 /* ==== core/lend/slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
 
 /* The least size of a new area: only written pages take memory. */
@@ -44960,6 +43649,7 @@ static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab_areas *slab,
   return area;
 }
 
+/* The functions of mlfab__slab for a mlfab__slab_areas. If a new area is needed, it holds the `more` blocks, too. */
 MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *self, uint32_t bytes,
                                           uint32_t more) {
   mlfab__slab_areas *slab = (mlfab__slab_areas *)self;
@@ -45016,19 +43706,6 @@ struct mlfab__worker_views {
   mlfab__shm_memory *memory;
   mlfab__worker_view view[MLFAB_VIEWS_MAX];
 };
-
-/* Attaches the group. Errors: MEMORY. share: gives the memory for views; without it they are copies. */
-MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
-                                       mlfab__shm_memory *memory);
-/* mlfab_pull_view: *out describes the view when the request has ended. */
-MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
-                                            uint32_t n, const mlfab_pull_options *options,
-                                            mlfab_view *out, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* mlfab_view_release. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
-                                               const void *parts, mlfab_error *error);
 
 /* ==== core/lend/view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
  *
@@ -45268,6 +43945,7 @@ static void view_forgets(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t se
   view_forget(worker, fetch->view, server);
 }
 
+/* mlfab_view_release. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
                                                const void *parts, mlfab_error *error) {
   mlfab__worker_view *view = NULL;
@@ -45357,6 +44035,7 @@ static int view_frame(mlfab__worker *worker, uint32_t server, const mlfab__frame
   return 1;
 }
 
+/* mlfab_pull_view: *out describes the view when the request has ended. */
 MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
                                             uint32_t n, const mlfab_pull_options *options,
                                             mlfab_view *out, uint64_t now_ns,
@@ -45379,6 +44058,7 @@ static void view_free(mlfab__worker *worker) {
   worker->viewer = NULL;
 }
 
+/* Attaches the group. Errors: MEMORY. share: gives the memory for views; without it they are copies. */
 MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker) {
   static const mlfab__worker_viewer viewer = {view_begin,  view_ends,    view_maps,
                                               view_ask,    view_forgets, view_refused,
@@ -45426,14 +44106,6 @@ struct mlfab__server_lending {
   uint32_t views, lost; /* numbers of views that are out or lost; that are lost */
   struct mlfab__server_retired *retired, *spare;
 };
-
-/* Attaches the group. Errors: MEMORY. share: call it before there is a model, whose blocks will then be in memory that
- * processes of the host share. */
-MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_memory_table *on,
-                                        mlfab__shm_memory *memory);
-/* Frees a store, except blocks with references from outside: unref, then free them. There are no holders. */
-MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
 
 /* ==== core/lend/views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
  *
@@ -45751,6 +44423,7 @@ static void views_tick(mlfab__server *server) {
   }
 }
 
+/* Frees a store, except blocks with references from outside: unref, then free them. There are no holders. */
 MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store) {
   uint32_t *places[] = {store->w, store->next, store->sum};
   for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
@@ -45818,6 +44491,8 @@ static void views_free(mlfab__server *server) {
   mlfab__free(env, lending, sizeof *lending);
 }
 
+/* Attaches the group. Errors: MEMORY. share: call it before there is a model, whose blocks will then be in memory that
+ * processes of the host share. */
 MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server) {
   static const mlfab__server_lender lender = {
       views_ask, views_over, views_pinned, views_pin,  views_next,   views_taken,  views_has,
@@ -46038,57 +44713,12 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
 
 struct mlfab__server;
-/* Add the roles of server 0's lead (reshard.c), and of a server (reshard_role.c). The server must outlive them. Errors:
- * MEMORY. */
-MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
-MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
-                                                  struct mlfab__server *server);
 
 /* --- at a server (reshard_server.c) --- */
-
-/* Enables moves at this server. */
-MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
-/* move: takes MOVE from server 0. moved: takes MOVED from another server. MOVED from another server. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
-                                               const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
-                                               const mlfab__frame_in *frame);
-/* Takes ADOPT from server 0: this server is about to get its first slices. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_server_adopt(struct mlfab__server *server,
-                                                const mlfab__frame_in *frame, uint64_t now_ns);
-/* Notes that a server is out of reach. */
-MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
-MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
-                                                const mlfab__frame_in *frame);
-/* next: makes the next bytes for another server, and returns 1, or 0. taken: they were sent. frame: takes bytes or a
- * clock from another server. */
-MLFAB__INTERNAL int mlfab__reshard_server_next(struct mlfab__server *server, uint32_t to,
-                                               mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, uint32_t to,
-                                                 const mlfab__frame_out *frame);
-/* up: the link to a server stands, so it sends from the first slice again. wants: is a link to it needed? */
-MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
-MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
-/* Call it after the slices have changed: frees the arrays of pulls, whose size is that of the old slices. */
-MLFAB__INTERNAL void mlfab__serve_resize(struct mlfab__server *server);
-/* Takes the next step if nothing prevents it. Call it after everything that may have changed state. */
-MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
 
 /* --- at a worker (reshard_worker.c) --- */
 
 struct mlfab__worker;
-/* Enables moves at this worker. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__reshard_worker_attach(struct mlfab__worker *worker);
-/* Asks server 0 to let only these servers own slices. */
-MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
-                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
-                                              mlfab_request *request_p, mlfab_error *error);
-
-/* recut.c, for a layout with other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a
- * change of consistency to all servers again. */
-MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);
 
 /* ==== core/reshard/reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 
@@ -46754,6 +45384,8 @@ static const mlfab__role reshard_row = {
     .free = reshard_free,
 };
 
+/* Add the roles of server 0's lead (reshard.c), and of a server (reshard_role.c). The server must outlive them. Errors:
+ * MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
   mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -46990,6 +45622,7 @@ static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                            cursor, chunk);
 }
 
+/* up: the link to a server stands, so it sends from the first slice again. wants: is a link to it needed? */
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uint32_t to) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__image_cursor cursor = {0, 0, 0};
@@ -47001,6 +45634,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uin
          reshard_server_seek(server, to, &cursor, &chunk);
 }
 
+/* next: makes the next bytes for another server, and returns 1, or 0. taken: they were sent. frame: takes bytes or a
+ * clock from another server. */
 MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t to,
                                                mlfab__frame_out *frame) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
@@ -47113,6 +45748,7 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
   return 0;
 }
 
+/* Notes that a server is out of reach. */
 MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t from,
                                                 const mlfab__frame_in *frame) {
   int code = frame->type == MLFAB__RESHARD_SERVER ? reshard_server_take_bytes(server, from, frame)
@@ -47156,6 +45792,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   }
 }
 
+/* Call it after the slices have changed: frees the arrays of pulls, whose size is that of the old slices. */
 MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
@@ -47281,6 +45918,7 @@ static void reshard_server_prepare(mlfab__server *server) {
   reshard_server_done(server, shift->attempt, MLFAB__MOVE_PREPARE, 0, "");
 }
 
+/* Takes the next step if nothing prevents it. Call it after everything that may have changed state. */
 MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (!shift) return;
@@ -47418,6 +46056,7 @@ static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t 
   reshard_server_say(server, from, attempt, step, 0);
 }
 
+/* move: takes MOVE from server 0. moved: takes MOVED from another server. MOVED from another server. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t from,
                                                const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
@@ -47469,6 +46108,7 @@ static int reshard_server_model(mlfab__server *server, const mlfab__adopt *in,
   return 0;
 }
 
+/* Takes ADOPT from server 0: this server is about to get its first slices. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlfab__frame_in *frame,
                                                 uint64_t now_ns) {
   uint32_t words[MLFAB__ADOPT_WORDS_MAX];
@@ -47564,6 +46204,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   return 0;
 }
 
+/* Enables moves at this server. */
 MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
   static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
                                             reshard_server_forces, reshard_server_drop};
@@ -47572,6 +46213,8 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
 
 /* ==== core/reshard/recut.c - the worker role: a layout with other owners divides updates, pulls and changes anew. See reshard.h. */
 
+/* recut.c, for a layout with other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a
+ * change of consistency to all servers again. */
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__outgoing *update;
   mlfab_error error;
@@ -47723,7 +46366,6 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
 
 /* --- servers that come and go --- */
 
-static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns);
 static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 
 /* Does the server own slices, as far as this worker knows? Before there is a model, all first servers count as
@@ -48071,6 +46713,7 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
   return code ? code : mlfab__request_room(worker->requests, MLFAB__REQUEST_RESLICE, error);
 }
 
+/* Asks server 0 to let only these servers own slices. */
 MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error) {
@@ -48151,6 +46794,7 @@ static void reshard_worker_free(mlfab__worker *worker) {
   mlfab__free(worker->env, moving, sizeof *moving);
 }
 
+/* Enables moves at this worker. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_worker_attach(mlfab__worker *worker) {
   static const mlfab__worker_mover mover = {
       .assign = reshard_worker_assign,
@@ -48269,30 +46913,13 @@ typedef struct mlfab__blake2b {
   uint8_t block[MLFAB__BLAKE2B_BLOCK];
 } mlfab__blake2b;
 
-MLFAB__INTERNAL void mlfab__blake2b_begin(mlfab__blake2b *s, uint32_t digest_bytes, const void *key,
-                                          uint32_t key_bytes);
-MLFAB__INTERNAL void mlfab__blake2b_add(mlfab__blake2b *s, const void *data, size_t bytes);
-/* Writes the digest, and wipes the state. */
-MLFAB__INTERNAL void mlfab__blake2b_end(mlfab__blake2b *s, void *digest);
-
-/* Writes the state after the key was hashed, 64 bytes: for many digests under one key. It hashes the key's block, so at
- * least one byte has to be added after `resume`. */
-MLFAB__INTERNAL void mlfab__blake2b_prepare(uint64_t h[8], uint32_t digest_bytes, const void *key,
-                                            uint32_t key_bytes);
-MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8],
-                                           uint32_t digest_bytes);
-
-/* Overwrites memory, even if the compiler sees that nobody reads it again. */
-MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes);
-/* Returns 1 if the two are equal. The time does not depend on the contents. */
-MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes);
-
 /* ==== core/keys/blake2b.c - BLAKE2b with a key. See blake2b.h. Source: RFC 7693 §3. */
 
 static const uint64_t blake2b_iv[8] = {
     0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
     0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u};
 
+/* Overwrites memory, even if the compiler sees that nobody reads it again. */
 MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
 #if defined(__GNUC__) || defined(__clang__)
   memset(memory, 0, bytes);
@@ -48303,6 +46930,7 @@ MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
 #endif
 }
 
+/* Returns 1 if the two are equal. The time does not depend on the contents. */
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes) {
   const uint8_t *x = a, *y = b;
   volatile uint8_t differ = 0;
@@ -48414,6 +47042,7 @@ MLFAB__INTERNAL void mlfab__blake2b_add(mlfab__blake2b *s, const void *data, siz
   }
 }
 
+/* Writes the digest, and wipes the state. */
 MLFAB__INTERNAL void mlfab__blake2b_end(mlfab__blake2b *s, void *digest) {
   uint8_t out[MLFAB__BLAKE2B_MAX];
   memset(s->block + s->held, 0, MLFAB__BLAKE2B_BLOCK - s->held);
@@ -48424,6 +47053,8 @@ MLFAB__INTERNAL void mlfab__blake2b_end(mlfab__blake2b *s, void *digest) {
   mlfab__wipe(s, sizeof *s);
 }
 
+/* Writes the state after the key was hashed, 64 bytes: for many digests under one key. It hashes the key's block, so at
+ * least one byte has to be added after `resume`. */
 MLFAB__INTERNAL void mlfab__blake2b_prepare(uint64_t h[8], uint32_t digest_bytes, const void *key,
                                             uint32_t key_bytes) {
   mlfab__blake2b s;
@@ -48451,9 +47082,6 @@ MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8
 
 enum { MLFAB__POLY1305_KEY = 32, MLFAB__POLY1305_TAG = 16 };
 
-/* data: not NULL. */
-MLFAB__INTERNAL void mlfab__poly1305(const uint8_t key[MLFAB__POLY1305_KEY], const void *data,
-                                     size_t bytes, uint8_t tag[MLFAB__POLY1305_TAG]);
 /* The same with a chosen code path, for tests. level: 0 portable, 1 with AVX2; at most the level of this processor. */
 MLFAB__INTERNAL void mlfab__poly1305_with(int level, const uint8_t key[MLFAB__POLY1305_KEY],
                                           const void *data, size_t bytes,
@@ -48722,6 +47350,7 @@ MLFAB__INTERNAL void mlfab__poly1305_with(int level, const uint8_t key[MLFAB__PO
   mlfab__wipe(&r, sizeof r);
 }
 
+/* data: not NULL. */
 MLFAB__INTERNAL void mlfab__poly1305(const uint8_t key[MLFAB__POLY1305_KEY], const void *data,
                                      size_t bytes, uint8_t tag[MLFAB__POLY1305_TAG]) {
   mlfab__poly1305_with(mlfab__poly1305_level(), key, data, bytes, tag);
@@ -48831,27 +47460,6 @@ typedef struct mlfab__session { /* wipe after use */
   mlfab__challenge challenge; /* of the caller */
 } mlfab__session;
 
-/* Reads one or two keys, separated by a comma. Errors: CONFIG; *why_p gives the reason and does not quote the keys. */
-MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys,
-                                      const char **why_p);
-/* Finds the first name in the challenge that is among these keys. Returns its place in the challenge (0 or 1), *own_p:
- * its place here; or -1. */
-MLFAB__INTERNAL int mlfab__keys_choose(const mlfab__fabric_keys *keys,
-                                       const mlfab__challenge *challenge, uint32_t *own_p);
-/* Fills all members except the counters and `challenge`, for the calling or the called end. */
-MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
-                                           const uint8_t key[MLFAB__BLAKE2B_MAX],
-                                           const mlfab__challenge *challenge,
-                                           const mlfab__answer *answer, int called);
-/* The tag of a frame with this counter. bulk: NULL for a ghost. */
-MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
-                                        const uint8_t *head, uint32_t head_bytes, const void *bulk,
-                                        uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]);
-/* The code of a header with these lengths. */
-MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
-                                             uint64_t counter, uint32_t meta_bytes,
-                                             uint32_t bulk_bytes);
-
 /* ==== core/keys/session.c - proofs and tags. See session.h. */
 
 /* The first 16 bytes are the tag of a frame with a small bulk. The others are the key for the tag of a large bulk. */
@@ -48900,6 +47508,7 @@ static void session_codes(mlfab__codes *codes, const uint64_t state[8]) {
   mlfab__wipe(digest, sizeof digest);
 }
 
+/* Reads one or two keys, separated by a comma. Errors: CONFIG; *why_p gives the reason and does not quote the keys. */
 MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys,
                                       const char **why_p) {
   memset(keys, 0, sizeof *keys);
@@ -48924,6 +47533,8 @@ MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys
   return MLFAB_ERR_CONFIG;
 }
 
+/* Finds the first name in the challenge that is among these keys. Returns its place in the challenge (0 or 1), *own_p:
+ * its place here; or -1. */
 MLFAB__INTERNAL int mlfab__keys_choose(const mlfab__fabric_keys *keys,
                                        const mlfab__challenge *challenge, uint32_t *own_p) {
   for (int i = 0; i < 2; i++) {
@@ -48936,6 +47547,7 @@ MLFAB__INTERNAL int mlfab__keys_choose(const mlfab__fabric_keys *keys,
   return -1;
 }
 
+/* Fills all members except the counters and `challenge`, for the calling or the called end. */
 MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
                                            const uint8_t key[MLFAB__BLAKE2B_MAX],
                                            const mlfab__challenge *challenge,
@@ -48959,6 +47571,7 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
   mlfab__wipe(one, sizeof one);
 }
 
+/* The tag of a frame with this counter. bulk: NULL for a ghost. */
 MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
                                         const uint8_t *head, uint32_t head_bytes, const void *bulk,
                                         uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]) {
@@ -48978,6 +47591,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   mlfab__wipe(digest, sizeof digest);
 }
 
+/* The code of a header with these lengths. */
 MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
                                              uint64_t counter, uint32_t meta_bytes,
                                              uint32_t bulk_bytes) {
@@ -49029,11 +47643,6 @@ MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__cod
  *      So altered, repeated or missing bytes end only the link, within a heartbeat of the sender; it is made anew.
  *
  * Keys are wiped when their link or the node is closed. */
-
-/* Errors: CONFIG, with a text that does not quote the key. */
-MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *error);
-/* Takes the key out of node->config, and wipes it there. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node);
 
 /* ==== core/keys/guard.c - a fabric with a key: proofs on new links, tags on frames. See guard.h. */
 
@@ -49397,6 +48006,7 @@ static void guard_free(mlfab_node *node) {
 
 /* --- attaching --- */
 
+/* Errors: CONFIG, with a text that does not quote the key. */
 MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *error) {
   mlfab__fabric_keys keys;
   const char *why;
@@ -49405,6 +48015,7 @@ MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *
   return code ? MLFAB__FAIL(error, code, "configuration: key (MLFAB_KEY): %s", why) : 0;
 }
 
+/* Takes the key out of node->config, and wipes it there. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
   static const mlfab__guard guard = {guard_call, guard_frame, guard_head, guard_altered,
                                      guard_seal, guard_sent,  guard_end,  guard_free};
@@ -49637,15 +48248,6 @@ WIRE_META(checkpoint_end, N(records))
 
 enum { MLFAB__RECORD_FORMAT = 2, MLFAB__RECORD_BYTES = 40 };
 
-/* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
-MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);
-/* Reads the record at the start of `bytes` bytes. Returns its length; 0 when more bytes are needed; or CHECKPOINT or CRC,
- * with the reason in *why_p (static). */
-MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
-                                           mlfab__file_record *record, const char **why_p);
-/* Returns the chain continued with this record's header. Initially 0. */
-MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head);
-
 static inline uint32_t mlfab__record_history(uint64_t set) { return (uint32_t)(set >> 32); }
 
 /* --- names --- */
@@ -49658,17 +48260,6 @@ typedef struct mlfab__record_name {
   int manifest, part;
 } mlfab__record_name;
 
-/* Returns 1 if the `bytes` bytes are the name of a checkpoint's file. */
-MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__record_name *out);
-/* Writes dir, "/" and the name of a shard's file, or of the manifest (servers 0). */
-MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const char *dir,
-                                        uint64_t number, uint32_t server, uint32_t servers);
-/* Walks a list of names, each ended by a newline: finds the next name of a checkpoint's file from *at_p on (initially
- * 0); returns 0 after the last. *name_p: its text, *bytes_p long. */
-MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *at_p,
-                                       const char **name_p, size_t *bytes_p,
-                                       mlfab__record_name *out);
-
 /* ==== core/checkpoint/record.c - encodes and checks the bytes of a checkpoint's files. See record.h. */
 
 /* Larger numbers count as foreign: the numbers after them must keep as many digits. */
@@ -49677,6 +48268,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 
 static void record_put16(uint8_t *at, uint16_t x) { wire_number(at, &x, sizeof x); }
 
+/* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
 MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record) {
   wire_put32(head, RECORD_MAGIC);
   record_put16(head + 4, MLFAB__RECORD_FORMAT);
@@ -49705,6 +48297,8 @@ static const char *record_header(const uint8_t *at) {
   return NULL;
 }
 
+/* Reads the record at the start of `bytes` bytes. Returns its length; 0 when more bytes are needed; or CHECKPOINT or CRC,
+ * with the reason in *why_p (static). */
 MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
                                            mlfab__file_record *record, const char **why_p) {
   if (bytes < MLFAB__RECORD_BYTES) return 0;
@@ -49726,6 +48320,7 @@ MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
   return (int64_t)(MLFAB__RECORD_BYTES + payload);
 }
 
+/* Returns the chain continued with this record's header. Initially 0. */
 MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head) {
   return mlfab__crc32c(chain, head, MLFAB__RECORD_BYTES);
 }
@@ -49751,6 +48346,7 @@ static int record_text(const char **at_p, const char *end, const char *text) {
   return 1;
 }
 
+/* Returns 1 if the `bytes` bytes are the name of a checkpoint's file. */
 MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__record_name *out) {
   const char *end = name + bytes;
   uint64_t server = 0, servers = 0;
@@ -49768,6 +48364,7 @@ MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__r
   return name == end;
 }
 
+/* Writes dir, "/" and the name of a shard's file, or of the manifest (servers 0). */
 MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const char *dir,
                                         uint64_t number, uint32_t server, uint32_t servers) {
   int at = snprintf(path, MLFAB__RECORD_PATH, "%.255s/checkpoint-%08llu", dir,
@@ -49780,6 +48377,8 @@ MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const cha
   }
 }
 
+/* Walks a list of names, each ended by a newline: finds the next name of a checkpoint's file from *at_p on (initially
+ * 0); returns 0 after the last. *name_p: its text, *bytes_p long. */
 MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *at_p,
                                        const char **name_p, size_t *bytes_p,
                                        mlfab__record_name *out) {
@@ -49849,16 +48448,6 @@ typedef struct mlfab__moment {
   uint8_t *window;            /* bulk of the last record, for a model on a device */
 } mlfab__moment;
 
-/* Pins the slices that have changed since `since`; 0: all slices. The server's model must stand, and the server may
- * apply nothing and move no slices. The moment must be FREE; its memory is used again. Errors: MEMORY; nothing held. */
-MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
-                                      struct mlfab__server *server, uint64_t since);
-/* Returns 1 and the next record, or 0 after END. `meta`: MLFAB__MOMENT_META bytes, for its meta. Lends its bulk (NULL:
- * none, or ghosts; for a device only until the next call). record->set is 0. Bulks come in the order of slices. */
-MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
-                                       mlfab__file_record *record);
-/* Gives back the slices before `end` (an index): nobody uses their bytes any more. */
-MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
 /* Did memory run out for a copy of a state that an update changed? Then the records belong to no moment. Ask after all
  * borrowers have copied them. */
 static inline int mlfab__moment_lost(const mlfab__moment *moment) { return moment->holder.lost; }
@@ -49866,8 +48455,6 @@ static inline int mlfab__moment_lost(const mlfab__moment *moment) { return momen
 MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment);
 /* Gives back everything that it holds; keeps the memory. Does nothing if the moment is FREE. */
 MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
-/* The same, and frees the memory. */
-MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment);
 
 /* ==== core/checkpoint/moment.c - pins a server's state of one moment, and makes its records. See moment.h. */
 
@@ -49957,6 +48544,7 @@ static int moment_room(mlfab__moment *moment) {
   return 0;
 }
 
+/* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment) {
   if (!moment->env) return;
   mlfab__moment_unpin(moment);
@@ -49965,6 +48553,7 @@ MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment) {
 
 /* --- holding --- */
 
+/* Gives back the slices before `end` (an index): nobody uses their bytes any more. */
 MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end) {
   for (; moment->given < end; moment->given++)
     mlfab__store_give_slice(moment->env, &moment->server->store, &moment->holder, moment->given);
@@ -50033,6 +48622,8 @@ static void moment_hold_workers(mlfab__moment *moment) {
   mlfab__clock_told(server, &moment->clock, moment->words);
 }
 
+/* Pins the slices that have changed since `since`; 0: all slices. The server's model must stand, and the server may
+ * apply nothing and move no slices. The moment must be FREE; its memory is used again. Errors: MEMORY; nothing held. */
 MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
                                       struct mlfab__server *server, uint64_t since) {
   mlfab__store *store = &server->store;
@@ -50135,6 +48726,8 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
   }
 }
 
+/* Returns 1 and the next record, or 0 after END. `meta`: MLFAB__MOMENT_META bytes, for its meta. Lends its bulk (NULL:
+ * none, or ghosts; for a device only until the next call). record->set is 0. Bulks come in the order of slices. */
 MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
                                        mlfab__file_record *record) {
   assert(moment->pinned);
@@ -50189,20 +48782,6 @@ typedef struct mlfab__writer {
   uint8_t
       *heads; /* records without their bulk: MLFAB__WRITER_HEADS bytes, from the first order on */
 } mlfab__writer;
-
-MLFAB__INTERNAL void mlfab__writer_init(
-    mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
-    void *self, void (*done)(void *self, const mlfab__checkpoint_shard *answer));
-MLFAB__INTERNAL void mlfab__writer_free(mlfab__writer *writer);
-/* Takes an order; a repeated order gets its answer again. A different order meanwhile gets AGAIN. */
-MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
-                                         const mlfab__checkpoint_order *order);
-/* Called when no update is being applied. */
-MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer);
-/* Ends it: gives back all blocks and states at once. */
-MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const char *text);
-/* Takes the end of its file operation. */
-MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event);
 
 /* ==== core/checkpoint/writer.c - writes a server's shard to a file of a checkpoint, record by record. See writer.h. */
 
@@ -50292,6 +48871,7 @@ static void writer_abort(mlfab__writer *writer, int code, const char *text) {
   mlfab__files_ask(writer->filer);
 }
 
+/* Ends it: gives back all blocks and states at once. */
 MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const char *text) {
   if (writer->phase == MLFAB__WRITER_PINS) {
     writer_blame(writer, code, text);
@@ -50301,6 +48881,7 @@ MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const c
   }
 }
 
+/* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
   if (writer->phase == MLFAB__WRITER_ABORTS) {
@@ -50328,6 +48909,7 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
 
 /* --- the order --- */
 
+/* Called when no update is being applied. */
 MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer) {
   mlfab__server *server = writer->server;
   if (writer->phase != MLFAB__WRITER_PINS) return;
@@ -50357,6 +48939,7 @@ static void writer_refuse(mlfab__writer *writer, const mlfab__checkpoint_order *
   writer->done(writer->self, &answer);
 }
 
+/* Takes an order; a repeated order gets its answer again. A different order meanwhile gets AGAIN. */
 MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
                                          const mlfab__checkpoint_order *order) {
   const mlfab__server *server = writer->server;
@@ -50511,30 +49094,12 @@ typedef struct mlfab__lead {
   uint8_t *head; /* head of the manifest's file, allocated on demand */
 } mlfab__lead;
 
-/* The caller sets all members up to `seed` before. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead);
-MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead);
-/* asked: takes CHECKPOINT_ASK from a worker. by_itself: for the configured number of commits. */
-MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
-                                       const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns);
-/* answered: a server's answer. gone: it is dead, or has left. up: its link stands. wants: is a link to it needed? */
-MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard);
-MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server, int left);
-MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server);
-MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server);
-/* Notes that a new process has this worker's rank. */
-MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker);
-MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead);
-/* Takes the end of its file operation. */
-MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event);
-
 /* ==== core/checkpoint/lead.c - server 0 leads the checkpoints of a fabric: numbers, orders, manifests, removal. See lead.h. */
 
 enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX, LEAD_REMOVAL = 1 };
 #define LEAD_MINUTE 60000000000u
 
+/* The caller sets all members up to `seed` before. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
@@ -50733,6 +49298,7 @@ static void lead_wait_or_serve(mlfab__lead *lead, uint32_t worker, const mlfab__
   lead->wanted = *ask;
 }
 
+/* asked: takes CHECKPOINT_ASK from a worker. by_itself: for the configured number of commits. */
 MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__checkpoint_ask ask;
@@ -50773,6 +49339,7 @@ MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns) {
   lead_wait_or_serve(lead, MLFAB__NO_NODE, &ask, now_ns);
 }
 
+/* Notes that a new process has this worker's rank. */
 MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
   memset(&lead->seats[worker], 0, sizeof lead->seats[worker]);
   if (lead->asker == worker) lead->asker = MLFAB__NO_NODE; /* the asking process is gone */
@@ -50811,6 +49378,7 @@ static void lead_orders(mlfab__lead *lead) {
   lead->own(lead->self, &lead->order);
 }
 
+/* answered: a server's answer. gone: it is dead, or has left. up: its link stands. wants: is a link to it needed? */
 MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server) {
   return lead->phase == MLFAB__LEAD_AWAITS && !lead->answered[server];
 }
@@ -51082,6 +49650,7 @@ static void lead_whole(mlfab__lead *lead) {
   lead_sweep_from(lead, lead_oldest(lead));
 }
 
+/* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
   switch (lead->phase) {
     case MLFAB__LEAD_LISTS:
@@ -51177,10 +49746,6 @@ typedef struct mlfab__reader_item {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX]; /* of a clock; clock.words of them */
 } mlfab__reader_item;
 
-/* Takes the next record: returns NULL and the decoded record; or the fault as a text, and the shard is unusable. */
-MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
-                                               const mlfab__file_record *record,
-                                               mlfab__reader_item *item);
 /* Is the shard at its end? */
 static inline int mlfab__reader_ended(const mlfab__reader *reader) {
   return reader->last == MLFAB__RECORD_END;
@@ -51278,6 +49843,7 @@ static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
   return begins && follows && image ? NULL : "its records are out of order";
 }
 
+/* Takes the next record: returns NULL and the decoded record; or the fault as a text, and the shard is unusable. */
 MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
                                                const mlfab__file_record *record,
                                                mlfab__reader_item *item) {
@@ -51385,18 +49951,6 @@ typedef struct mlfab__restore {
   uint32_t *words, nwords;
 } mlfab__restore;
 
-MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
-                                         struct mlfab__server *server, mlfab__filer *filer);
-/* Starts when worker 0 has defined a model. Returns 1: the model will be restored (perhaps this is under way); 0: no
- * directory. */
-MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
-/* Stops: the model is freed. */
-MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
-/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
-MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* Takes the end of its file operation. */
-MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
-
 /* ==== core/checkpoint/restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
 
 /* Room for at least one record of any length. */
@@ -51436,6 +49990,7 @@ static void restore_end(mlfab__restore *restore) {
   restore->phase = MLFAB__RESTORE_IDLE;
 }
 
+/* Stops: the model is freed. */
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
   if (restore->phase == MLFAB__RESTORE_IDLE) return;
   restore->stale = restore->filer->busy;
@@ -51529,6 +50084,8 @@ static void restore_list(mlfab__restore *restore) {
   mlfab__files_ask(restore->filer);
 }
 
+/* Starts when worker 0 has defined a model. Returns 1: the model will be restored (perhaps this is under way); 0: no
+ * directory. */
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore) {
   if (!restore->dir[0]) return 0;
   if (restore->phase != MLFAB__RESTORE_IDLE) return 1;
@@ -51702,6 +50259,7 @@ static const char *restore_record(mlfab__restore *restore, const mlfab__file_rec
 
 /* --- does it fit the model of worker 0? --- */
 
+/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
 MLFAB__INTERNAL int mlfab__restore_equal(const mlfab_sync *a, const mlfab_sync *b) {
   unsigned uses = mlfab__sync_uses(a->kind);
   return a->kind == b->kind && (!(uses & MLFAB__SYNC_STALENESS) || a->staleness == b->staleness) &&
@@ -51916,6 +50474,7 @@ static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event)
   restore_try(restore);
 }
 
+/* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
   if (restore->stale) {
@@ -51995,23 +50554,6 @@ typedef struct mlfab__collect {
   uint32_t came, npeers; /* came: number of WORKER records so far */
 } mlfab__collect;
 
-/* Begins a stream with the changes since the sender's moment `since`, or with everything (0). Voids the records
- * collected before. The server must apply nothing and move no slices. */
-MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
-                                          struct mlfab__server *server, uint64_t since);
-/* Takes the next record; record->bulk NULL with bulk_bytes: a ghost block (sizes only). Returns 0: more records follow;
- * 1: WHOLE. An error has a text, and makes the stream void. CHECKPOINT: a record is malformed, out of order or missing.
- * CONFIG: another server, fabric, or options. MODEL: other tensors or slices. STATE: not based on the present moment,
- * or older; or no stream has begun. MEMORY. UNSUPPORTED: the model, here. */
-MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
-                                        mlfab_error *error);
-/* Installs the WHOLE moment. */
-MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect);
-/* Voids the collected records; keeps the memory. Call it before the server's model is freed. */
-MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect);
-/* The same, and frees the memory. */
-MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect);
-
 /* ==== core/checkpoint/collect.c - a copy of a server collects the server's moments, and installs them. See collect.h. */
 
 static int collect_fail(const mlfab__collect *collect, int code, mlfab_error *error,
@@ -52086,6 +50628,7 @@ static int collect_room(mlfab__collect *collect) {
   return 0;
 }
 
+/* Voids the collected records; keeps the memory. Call it before the server's model is freed. */
 MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect) {
   if (collect->phase == MLFAB__COLLECT_EMPTY) return;
   mlfab__store *store = &collect->server->store;
@@ -52098,12 +50641,15 @@ MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect) {
   collect->phase = MLFAB__COLLECT_EMPTY;
 }
 
+/* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect) {
   if (!collect->env) return;
   mlfab__collect_void(collect);
   collect_drop(collect);
 }
 
+/* Begins a stream with the changes since the sender's moment `since`, or with everything (0). Voids the records
+ * collected before. The server must apply nothing and move no slices. */
 MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
                                           struct mlfab__server *server, uint64_t since) {
   collect->env = env;
@@ -52319,6 +50865,10 @@ static int collect_record(mlfab__collect *collect, mlfab__reader_item *item,
   }
 }
 
+/* Takes the next record; record->bulk NULL with bulk_bytes: a ghost block (sizes only). Returns 0: more records follow;
+ * 1: WHOLE. An error has a text, and makes the stream void. CHECKPOINT: a record is malformed, out of order or missing.
+ * CONFIG: another server, fabric, or options. MODEL: other tensors or slices. STATE: not based on the present moment,
+ * or older; or no stream has begun. MEMORY. UNSUPPORTED: the model, here. */
 MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
                                         mlfab_error *error) {
   mlfab__reader_item item;
@@ -52395,6 +50945,7 @@ static void collect_install_workers(mlfab__collect *collect) {
   }
 }
 
+/* Installs the WHOLE moment. */
 MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
   mlfab__server *server = collect->server;
   assert(collect->phase == MLFAB__COLLECT_WHOLE);
@@ -52435,23 +50986,6 @@ typedef struct mlfab__checkpoint_role { /* the role of a worker */
   mlfab_checkpoint_info *info;
   char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to restore from, or "" */
 } mlfab__checkpoint_role;
-
-/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker`, and `began` of the
- * worker, are set afterwards. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__checkpoint_attach(struct mlfab_node *node, struct mlfab__server *server);
-MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(struct mlfab_node *node,
-                                                    mlfab__checkpoint_role **role_p);
-MLFAB__INTERNAL int mlfab__checkpoint_began(struct mlfab__worker *worker, uint32_t server,
-                                            const mlfab__define_ack *ack, char *text, size_t room);
-/* start: begins a checkpoint. from: sets the directory to restore from. loaded: returns the restored checkpoint. */
-MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
-                                            const mlfab_checkpoint_options *options,
-                                            mlfab_checkpoint_info *info, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const char *dir,
-                                           mlfab_error *error);
-MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
-                                             mlfab_checkpoint_info *info_p, mlfab_error *error);
 
 /* ==== core/checkpoint/checkpoint.c - checkpoints as a role of every server's node. See checkpoint.h. */
 
@@ -52656,6 +51190,8 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   return mlfab__lead_init(c->lead);
 }
 
+/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker`, and `began` of the
+ * worker, are set afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *server) {
   static const mlfab__server_saver saver = {checkpoint_due, checkpoint_stop, checkpoint_restores};
   mlfab__role *role = mlfab__roles_add(node, &checkpoint_row, sizeof(mlfab__checkpoint));
@@ -52708,6 +51244,7 @@ static int checkpoint_worker_refuse(const mlfab__checkpoint_role *role,
   return mlfab__worker_reaches(role->worker, 0, "checkpoint", error);
 }
 
+/* start: begins a checkpoint. from: sets the directory to restore from. loaded: returns the restored checkpoint. */
 MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
                                             const mlfab_checkpoint_options *options,
                                             mlfab_checkpoint_info *info, uint64_t now_ns,
@@ -52893,11 +51430,6 @@ MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(mlfab_node *node,
 
 #if MLFAB_WITH_DEVICE
 /* ==== core/device/resident.h - a server's model in memory of a device. */
-
-/* Puts the models of this server into memory of config.device. Errors: CONFIG, naming the missing function of the
- * device; MEMORY; DEVICE. */
-MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
-                                           mlfab_error *error);
 
 /* ==== core/device/resident.c - a server's model in memory of a device. memory.h describes the functions.
  *
@@ -53251,6 +51783,8 @@ static const char *resident_missing(const mlfab_device *d) {
   return d->step ? NULL : "step";
 }
 
+/* Puts the models of this server into memory of config.device. Errors: CONFIG, naming the missing function of the
+ * device; MEMORY; DEVICE. */
 MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab_error *error) {
   const mlfab_device *device = server->config->device;
@@ -53310,10 +51844,6 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
  * Source: MLfabric §5.3, eq. 7 to 11. Departs: eq. 10 and 11 are squares, here without the square root; the printed a_6
  * multiplies |u_2| by |h_0|; the bound holds between commits, not only when a batch ends. */
 
-/* Returns an upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and added
- * in any order. NaN or infinite if `squares` is. */
-MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale);
-
 enum { MLFAB__DIVERGENCE_ENTRIES = 64 }; /* even */
 
 /* One outstanding commit, or several neighbours. From H before them: the sum of their H is a H + c, the
@@ -53332,30 +51862,6 @@ typedef struct mlfab__divergence {
   mlfab__divergence_entry ring[MLFAB__DIVERGENCE_ENTRIES];
   uint32_t first, n;
 } mlfab__divergence;
-
-/* Is gamma a valid momentum (0..1) and div_max a valid bound (0: lock step; infinity: no bound)? Errors: ARGUMENT (NaN,
- * negative, gamma infinite or above 1). */
-MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max);
-/* Begins with a replica that equals the server after `commit` commits; history >= |h|. Used also when a
- * replica is promoted or replaced. Errors: ARGUMENT (as above; history negative or NaN). */
-MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
-                                           uint64_t commit, double history);
-/* Returns 1 if one more commit with this norm leaves the bound at or below Div_max, or if the replica has acknowledged
- * that commit already. Returns 0 otherwise, and for an invalid norm. O(1). In lock step the replica acknowledges a
- * commit before the server applies it. */
-MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm);
-/* The same for a commit that leaves some elements unchanged (append_part). */
-MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm);
-/* Records a commit; the caller decides whether it is allowed. Amortised O(1). Errors: ARGUMENT (the norm is negative,
- * NaN or infinite); then it records nothing. */
-MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm);
-/* The same for a commit that leaves some elements unchanged: their h does not decay. */
-MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm);
-/* Notes that the replica has applied all commits up to r. Older acknowledgements change nothing. O(entries). */
-MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r);
-/* Takes the measured |h| after commit r: it replaces H_r if it is smaller and `start` is r. Ignores other values and
- * invalid norms. O(entries). */
-MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm);
 
 /* ==== core/replica/divergence.c - the divergence bound, and the ledger that keeps it. See divergence.h. */
 
@@ -53401,6 +51907,8 @@ static int divergence_is_infinite(double x) {
   return memcmp(&x, &never, sizeof x) == 0;
 }
 
+/* Returns an upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and added
+ * in any order. NaN or infinite if `squares` is. */
 MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale) {
   if (!mlfab__finite(squares) || !mlfab__finite(scale)) return squares + scale;
   /* Each square and each of n - 1 sums lost at most 2^-53 of itself, or was below the normal numbers. */
@@ -53412,11 +51920,15 @@ MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double
 
 /* ---- the ledger ---- */
 
+/* Is gamma a valid momentum (0..1) and div_max a valid bound (0: lock step; infinity: no bound)? Errors: ARGUMENT (NaN,
+ * negative, gamma infinite or above 1). */
 MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max) {
   if (!divergence_is_norm(gamma) || gamma > 1) return MLFAB_ERR_ARGUMENT;
   return divergence_is_norm(div_max) || divergence_is_infinite(div_max) ? 0 : MLFAB_ERR_ARGUMENT;
 }
 
+/* Begins with a replica that equals the server after `commit` commits; history >= |h|. Used also when a
+ * replica is promoted or replaced. Errors: ARGUMENT (as above; history negative or NaN). */
 MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
                                            uint64_t commit, double history) {
   int code = mlfab__divergence_check(gamma, div_max);
@@ -53440,10 +51952,14 @@ static int divergence_admits(const mlfab__divergence *d, double norm, double dec
   return mlfab__finite(after) && after <= d->div_max;
 }
 
+/* Returns 1 if one more commit with this norm leaves the bound at or below Div_max, or if the replica has acknowledged
+ * that commit already. Returns 0 otherwise, and for an invalid norm. O(1). In lock step the replica acknowledges a
+ * commit before the server applies it. */
 MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
   return divergence_admits(d, norm, d->gamma);
 }
 
+/* The same for a commit that leaves some elements unchanged (append_part). */
 MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm) {
   return divergence_admits(d, norm, 1);
 }
@@ -53481,10 +51997,13 @@ static int divergence_record(mlfab__divergence *d, double norm, double decay) {
   return 0;
 }
 
+/* Records a commit; the caller decides whether it is allowed. Amortised O(1). Errors: ARGUMENT (the norm is negative,
+ * NaN or infinite); then it records nothing. */
 MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm) {
   return divergence_record(d, norm, d->gamma);
 }
 
+/* The same for a commit that leaves some elements unchanged: their h does not decay. */
 MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm) {
   return divergence_record(d, norm, 1);
 }
@@ -53506,6 +52025,7 @@ static void divergence_sum(mlfab__divergence *d) {
   }
 }
 
+/* Notes that the replica has applied all commits up to r. Older acknowledgements change nothing. O(entries). */
 MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
   if (r <= d->acknowledged) return;
   d->acknowledged = r;
@@ -53519,6 +52039,8 @@ MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
   divergence_sum(d);
 }
 
+/* Takes the measured |h| after commit r: it replaces H_r if it is smaller and `start` is r. Ignores other values and
+ * invalid norms. O(entries). */
 MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm) {
   if (r != d->start || !divergence_is_norm(norm) || norm >= d->base) return;
   d->base = norm;
@@ -53638,30 +52160,6 @@ typedef struct mlfab__vote {
   uint64_t (*quiet)(void *user, uint32_t from);
 } mlfab__vote;
 
-/* Starts the votes. stored: the record on this voter's disk, or NULL. fresh: the fabric is being formed, so there is
- * nothing to remember. The caller sets user, send and store before. */
-MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_t beat_ns,
-                                       uint64_t nonce, const mlfab__vote_record *stored, int fresh,
-                                       uint64_t now_ns);
-/* Takes a message from another voter. Ignores a message that no voter can send. */
-MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
-                                      const mlfab__vote_message *message, uint64_t now_ns);
-/* Continues after the record of the last `store` is on disk. */
-MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns);
-/* tick: call it at every look at the clock. deadline: returns when the next look is due. */
-MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote);
-/* Tells that this process did not run for a time: the others' silence starts late_ns later, its lease as before. */
-MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns);
-/* want: the copies to be in sync while this copy serves. filled: the image is complete, the copy no longer empty. */
-MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote);
-/* serves: does this copy serve, as far as it knows? may_ack: may it acknowledge updates now? */
-MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote);
-MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns);
-/* Returns 1 if for 5 beats neither a vote of the other voter came, nor a byte on its link. */
-MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns);
-
 /* ==== core/replica/vote.c - the votes on one shard: grants, leases, promotion. See vote.h. */
 
 static int vote_same(const mlfab__vote_record *a, const mlfab__vote_record *b) {
@@ -53691,6 +52189,8 @@ static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
 }
 
+/* Starts the votes. stored: the record on this voter's disk, or NULL. fresh: the fabric is being formed, so there is
+ * nothing to remember. The caller sets user, send and store before. */
 MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_t beat_ns,
                                        uint64_t nonce, const mlfab__vote_record *stored, int fresh,
                                        uint64_t now_ns) {
@@ -53712,6 +52212,7 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
 }
 
+/* Returns 1 if for 5 beats neither a vote of the other voter came, nor a byte on its link. */
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns) {
   const mlfab__vote_peer *peer = &vote->peers[other];
   uint64_t patience_ns = MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
@@ -53720,11 +52221,13 @@ MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, 
          vote->quiet(vote->user, other) >= patience_ns;
 }
 
+/* Tells that this process did not run for a time: the others' silence starts late_ns later, its lease as before. */
 MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns) {
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++)
     mlfab__later(&vote->peers[i].heard_ns, late_ns, now_ns);
 }
 
+/* serves: does this copy serve, as far as it knows? may_ack: may it acknowledge updates now? */
 MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote) {
   return vote->decided.epoch > 0 && vote->decided.serves == vote->self &&
          vote->bond.serves == vote->self && !vote->empty;
@@ -53739,6 +52242,7 @@ MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns
   return 0;
 }
 
+/* want: the copies to be in sync while this copy serves. filled: the image is complete, the copy no longer empty. */
 MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote) { vote->empty = 0; }
 
 /* --- out --- */
@@ -53785,6 +52289,7 @@ static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint
   vote->store(vote->user, record);
 }
 
+/* Continues after the record of the last `store` is on disk. */
 MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns) {
   mlfab__vote_record record = vote->stores;
   vote->stores.epoch = 0;
@@ -53852,6 +52357,7 @@ MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64
   vote_act(vote, now_ns);
 }
 
+/* tick: call it at every look at the clock. deadline: returns when the next look is due. */
 MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
   vote->looked_ns = now_ns;
   vote_act(vote, now_ns);
@@ -53910,6 +52416,7 @@ static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   if (told == MLFAB__VOTERS - 1) vote->known = 1;
 }
 
+/* Takes a message from another voter. Ignores a message that no voter can send. */
 MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
                                       const mlfab__vote_message *in, uint64_t now_ns) {
   if (from >= MLFAB__VOTERS || from == vote->self || !vote_possible(&in->decided, 1) ||
@@ -54008,29 +52515,6 @@ typedef struct mlfab__keeper {
   /* Has the copy its lease at this time? A process that was stopped finds out only at its next look. */
   int (*leased)(void *above, uint64_t now_ns);
 } mlfab__keeper;
-
-/* Attaches a keeper, ALONE. Errors: MEMORY, ARGUMENT (Div_max negative or NaN). */
-MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max);
-/* Returns why a model cannot be kept within Div_max, or NULL: 0 and infinity fit every optimizer. */
-MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *options, double div_max,
-                                                int callback);
-/* Starts with a state that came from another copy: this server has told and promised nothing yet. ALONE. */
-MLFAB__INTERNAL void mlfab__keeper_begin(mlfab__server *server);
-/* Makes the present state the moment that is sent; joins: from now on commits keep close to it. */
-MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins);
-/* has: the replica has that moment. joined: it is also known to be in sync. alone: no replica is in sync any more. */
-MLFAB__INTERNAL void mlfab__keeper_has(mlfab__server *server);
-/* Drops the moment being sent: it will not arrive. */
-MLFAB__INTERNAL void mlfab__keeper_unsend(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__keeper_joined(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server);
-/* Freezes: without its lease (vote.h) a copy may neither report nor show an update as applied. Everything that is not
- * durable yet waits. */
-MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
-/* Was anything decided since the moment being sent, or else since the last one sent? Then another moment is due. */
-MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
-/* Prepares for a hidden commit: pins the next slice of each running pull, so that the pull continues meanwhile. */
-MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server);
 
 /* ==== core/replica/keeper.c - decides which commits a server with a replica may apply, answer and show. See keeper.h. */
 
@@ -54234,6 +52718,7 @@ static enum mlfab__shows keeper_shows(const mlfab__server *server) {
                                          : MLFAB__SHOWS_ALL;
 }
 
+/* Prepares for a hidden commit: pins the next slice of each running pull, so that the pull continues meanwhile. */
 MLFAB__INTERNAL void mlfab__keeper_offer(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
@@ -54286,6 +52771,7 @@ static void keeper_acked(mlfab__keeper *keeper) {
   mlfab__divergence_measured(&keeper->ledger, keeper->sent_commits, keeper->sent_history);
 }
 
+/* Makes the present state the moment that is sent; joins: from now on commits keep close to it. */
 MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
   mlfab__keeper *keeper = server->keeping;
   keeper->sending = 1;
@@ -54306,6 +52792,7 @@ MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
   keeper->phase = MLFAB__KEEPER_JOINING;
 }
 
+/* has: the replica has that moment. joined: it is also known to be in sync. alone: no replica is in sync any more. */
 MLFAB__INTERNAL void mlfab__keeper_has(mlfab__server *server) {
   mlfab__keeper *keeper = server->keeping;
   if (!keeper->sending) return;
@@ -54319,6 +52806,7 @@ MLFAB__INTERNAL void mlfab__keeper_has(mlfab__server *server) {
   keeper_ready(server);
 }
 
+/* Drops the moment being sent: it will not arrive. */
 MLFAB__INTERNAL void mlfab__keeper_unsend(mlfab__server *server) { server->keeping->sending = 0; }
 
 MLFAB__INTERNAL void mlfab__keeper_joined(mlfab__server *server) {
@@ -54339,6 +52827,8 @@ MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server) {
   keeper_ready(server);
 }
 
+/* Freezes: without its lease (vote.h) a copy may neither report nor show an update as applied. Everything that is not
+ * durable yet waits. */
 MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen) {
   mlfab__keeper *keeper = server->keeping;
   if (keeper->frozen == frozen) return;
@@ -54348,6 +52838,7 @@ MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen) {
   keeper_ready(server);
 }
 
+/* Starts with a state that came from another copy: this server has told and promised nothing yet. ALONE. */
 MLFAB__INTERNAL void mlfab__keeper_begin(mlfab__server *server) {
   mlfab__keeper *keeper = server->keeping;
   keeper->phase = MLFAB__KEEPER_ALONE;
@@ -54361,6 +52852,7 @@ MLFAB__INTERNAL void mlfab__keeper_begin(mlfab__server *server) {
   }
 }
 
+/* Was anything decided since the moment being sent, or else since the last one sent? Then another moment is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server) {
   const mlfab__keeper *keeper = server->keeping;
   uint64_t decisions = keeper->sending ? keeper->sent_decisions : keeper->has_decisions;
@@ -54386,6 +52878,7 @@ static void keeper_model(mlfab__server *server) {
   if (keeper->model) keeper->model(keeper->above);
 }
 
+/* Returns why a model cannot be kept within Div_max, or NULL: 0 and infinity fit every optimizer. */
 MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *options, double div_max,
                                                 int callback) {
   if (div_max == 0.0 || !mlfab__finite(div_max)) return NULL;
@@ -54404,6 +52897,7 @@ static const char *keeper_refuses(const mlfab__server *server, const mlfab_model
   return mlfab__keeper_check(options, keeper->div_max, server->config->on_update != NULL);
 }
 
+/* Attaches a keeper, ALONE. Errors: MEMORY, ARGUMENT (Div_max negative or NaN). */
 MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) {
   static const mlfab__server_keeper hooks = {.free = keeper_free,
                                              .model = keeper_model,
@@ -54492,11 +52986,6 @@ MLFAB__WIRE_DECLARE(moment_has)
 MLFAB__WIRE_DECLARE(mirror_frame)
 MLFAB__WIRE_DECLARE(mirror_has)
 MLFAB__WIRE_DECLARE(votes_head)
-/* Encodes a record of the table. */
-MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
-                                               const mlfab__vote_record *record);
-MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECORD_BYTES],
-                                               mlfab__vote_record *record);
 
 /* ==== core/replica/replica_wire.c - encodes and decodes the frames of replica_wire.h. See codec.h. */
 
@@ -54518,6 +53007,7 @@ WIRE_META(votes_head, N(fabric) N(shards))
 #undef N
 #undef R
 
+/* Encodes a record of the table. */
 MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
                                                const mlfab__vote_record *record) {
   wire_put32(at, record->epoch);
@@ -54573,29 +53063,6 @@ typedef struct mlfab__voters {
   uint64_t retry_ns; /* next try after an error of the file; 0: none */
 } mlfab__voters;
 
-/* Starts the votes of `n` shards from `first` on; copies `port` and `in`. disk: with config.vote_dir. Errors: MEMORY.
- * Afterwards mlfab__voters_free works in any case. */
-MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
-                                       const mlfab__port *port, const mlfab__port *in,
-                                       uint32_t first, uint32_t n, const mlfab__voter_disk *disk);
-MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
-/* Takes a VOTE from this voter. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
-                                        const mlfab__frame_in *frame);
-/* mlfab__role.awake */
-MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns);
-/* tick: for every look at the clock. settle: for every event; begins to write, and takes up durable records. */
-MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters);
-MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters);
-MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters);
-/* For the disk. begin: votes begin with `stored`. stored: the records `written` are durable. */
-MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters);
-MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters);
-
-/* witness.c: the scheduler's third vote on every shard (vote.h). It decides which of two copies serves when they do not hear each
- * other. Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk);
-
 /* ==== core/replica/voter.c - sends, stores and hears the votes of a node. See voter.h. */
 
 /* Returns the part of a voter in a shard, and its number in the node. */
@@ -54634,6 +53101,7 @@ static void voter_store(void *user, const mlfab__vote_record *record) {
 
 /* --- what is stored --- */
 
+/* For the disk. begin: votes begin with `stored`. stored: the records `written` are durable. */
 MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters) {
   const mlfab_node *node = voters->node;
   voters->phase = MLFAB__VOTERS_VOTE;
@@ -54660,6 +53128,7 @@ MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters) {
   }
 }
 
+/* tick: for every look at the clock. settle: for every event; begins to write, and takes up durable records. */
 MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
   int dirty = 0;
   if (voters->phase != MLFAB__VOTERS_VOTE) return;
@@ -54677,6 +53146,7 @@ MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
 
 /* --- in --- */
 
+/* Takes a VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
                                         const mlfab__frame_in *frame) {
   mlfab__vote_frame in;
@@ -54698,6 +53168,7 @@ MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
 
 /* --- time --- */
 
+/* mlfab__role.awake */
 MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns) {
   for (uint32_t i = 0; voters->phase == MLFAB__VOTERS_VOTE && i < voters->n; i++)
     mlfab__vote_awake(&voters->shards[i].vote, late_ns, now_ns);
@@ -54731,6 +53202,8 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters) {
 
 /* --- open and close --- */
 
+/* Starts the votes of `n` shards from `first` on; copies `port` and `in`. disk: with config.vote_dir. Errors: MEMORY.
+ * Afterwards mlfab__voters_free works in any case. */
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
                                        const mlfab__port *port, const mlfab__port *in,
                                        uint32_t first, uint32_t n, const mlfab__voter_disk *disk) {
@@ -54767,8 +53240,6 @@ typedef struct mlfab__votes {
   uint32_t file_bytes;
   char path[MLFAB__RECORD_PATH];
 } mlfab__votes;
-
-MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void);
 
 /* ==== core/replica/votes.c - reads and writes the file of a voter. See votes.h. */
 
@@ -54989,37 +53460,10 @@ typedef struct mlfab__mirror {
   uint64_t said_ns; /* when it last said that it takes no stream */
 } mlfab__mirror;
 
-/* Starts, standing by. `out` leads to the other copy, which has the number `peer` there. Replaces the ports of the
- * parts. Errors: MEMORY. Afterwards mlfab__mirror_free works in any case. */
-MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
-                                       const mlfab__mirrored *parts, uint32_t nparts,
-                                       const mlfab__port *out, uint32_t peer);
-MLFAB__INTERNAL void mlfab__mirror_free(mlfab__mirror *mirror);
-
-/* serve: this copy begins to serve; its parts continue from its last mark, if any. stand_by: it serves no longer, and
- * its records are void. Both do nothing if called again. */
-MLFAB__INTERNAL void mlfab__mirror_serve(mlfab__mirror *mirror, uint32_t term);
-MLFAB__INTERNAL void mlfab__mirror_stand_by(mlfab__mirror *mirror);
 /* Takes copy.h's facts, after every event and before the mirror looks. NULL: there are no parts. */
 static inline void mlfab__mirror_know(mlfab__mirror *mirror, const mlfab__mirror_facts *facts) {
   if (mirror) mirror->facts = *facts;
 }
-/* link: the link to the other copy is up, or lost. cut: the link from it is lost. */
-MLFAB__INTERNAL void mlfab__mirror_link(mlfab__mirror *mirror, int up);
-MLFAB__INTERNAL void mlfab__mirror_cut(mlfab__mirror *mirror);
-/* Drops the frames that wait for a worker: it has a new link, or is about to be greeted on one. */
-MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker);
-/* Runs after every event: sends the changed records, and posts the frames that need not wait any more. */
-MLFAB__INTERNAL void mlfab__mirror_look(mlfab__mirror *mirror, uint64_t now_ns, uint64_t beat_ns);
-/* Returns when it has to look next. */
-MLFAB__INTERNAL uint64_t mlfab__mirror_deadline(const mlfab__mirror *mirror, uint64_t beat_ns);
-/* next: fills the next frame to the other copy and returns 1, or returns 0. taken: the frame was sent. */
-MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__mirror_taken(mlfab__mirror *mirror, const mlfab__frame_out *frame,
-                                         uint64_t now_ns);
-/* Takes MIRROR or MIRROR_HAS from the other copy. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__mirror_hear(mlfab__mirror *mirror, const mlfab__frame_in *frame,
-                                       uint64_t now_ns, uint64_t beat_ns);
 /* Has the other copy all that was told, and does it stay so? Then a record may name it. NULL: there are no parts. */
 static inline int mlfab__mirror_in_sync(const mlfab__mirror *mirror) {
   return !mirror || (mirror->follows && mirror->has >= mirror->told);
@@ -55032,8 +53476,6 @@ static inline int mlfab__mirror_behind(const mlfab__mirror *mirror) {
 
 /* Adds the role, after copy.h's, for the parts that the node has by then; *mirror_p NULL: no parts. Errors: MEMORY. */
 struct mlfab_node;
-MLFAB__INTERNAL int mlfab__mirror_attach(struct mlfab_node *node, uint32_t peer,
-                                         mlfab__mirror **mirror_p);
 
 /* ==== core/replica/mirror.c - keeps the other copy of server 0's other jobs informed, and holds back frames meanwhile. See mirror.h. */
 
@@ -55105,6 +53547,8 @@ static void mirror_untouch(mlfab__touch *touch) {
   touch->all = 0;
 }
 
+/* Starts, standing by. `out` leads to the other copy, which has the number `peer` there. Replaces the ports of the
+ * parts. Errors: MEMORY. Afterwards mlfab__mirror_free works in any case. */
 MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
                                        const mlfab__mirrored *parts, uint32_t nparts,
                                        const mlfab__port *out, uint32_t peer) {
@@ -55152,6 +53596,7 @@ static void mirror_forget_all(mlfab__mirror *mirror) {
   mirror->begin = mirror->end = mirror->judged = 0;
 }
 
+/* Drops the frames that wait for a worker: it has a new link, or is about to be greeted on one. */
 MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker) {
   for (uint32_t i = mirror->begin; i < mirror->end; i++) {
     mlfab__mirror_item *item = &mirror->items[i];
@@ -55312,6 +53757,7 @@ static uint32_t mirror_encode_begins(const mlfab__mirror *mirror, uint8_t *meta)
   return 4 * mirror->nparts;
 }
 
+/* next: fills the next frame to the other copy and returns 1, or returns 0. taken: the frame was sent. */
 MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame) {
   if (!mirror->stream) return 0;
   mlfab__mirror_frame head = {.number = mirror->number + 1,
@@ -55462,6 +53908,7 @@ static int mirror_take(mlfab__mirror *mirror, const mlfab__frame_in *frame) {
   return mirror_take_record(mirror, &head, body, n);
 }
 
+/* Takes MIRROR or MIRROR_HAS from the other copy. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__mirror_hear(mlfab__mirror *mirror, const mlfab__frame_in *frame,
                                        uint64_t now_ns, uint64_t beat_ns) {
   if (frame->type == MLFAB__MIRROR_HAS) return mirror_take_has(mirror, frame, now_ns, beat_ns);
@@ -55486,6 +53933,8 @@ static void mirror_apply(mlfab__mirror *mirror) {
   }
 }
 
+/* serve: this copy begins to serve; its parts continue from its last mark, if any. stand_by: it serves no longer, and
+ * its records are void. Both do nothing if called again. */
 MLFAB__INTERNAL void mlfab__mirror_serve(mlfab__mirror *mirror, uint32_t term) {
   if (!mirror || mirror->serves) return;
   mirror_void(mirror);
@@ -55506,6 +53955,7 @@ MLFAB__INTERNAL void mlfab__mirror_stand_by(mlfab__mirror *mirror) {
   mirror_forget_all(mirror);
 }
 
+/* link: the link to the other copy is up, or lost. cut: the link from it is lost. */
 MLFAB__INTERNAL void mlfab__mirror_link(mlfab__mirror *mirror, int up) {
   mirror->link_up = up;
   if (mirror->serves) mirror_end_stream(mirror);
@@ -55516,6 +53966,7 @@ MLFAB__INTERNAL void mlfab__mirror_cut(mlfab__mirror *mirror) {
   if (!mirror->serves) mirror_void(mirror);
 }
 
+/* Runs after every event: sends the changed records, and posts the frames that need not wait any more. */
 MLFAB__INTERNAL void mlfab__mirror_look(mlfab__mirror *mirror, uint64_t now_ns, uint64_t beat_ns) {
   if (!mirror->serves) {
     for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
@@ -55534,6 +53985,7 @@ MLFAB__INTERNAL void mlfab__mirror_look(mlfab__mirror *mirror, uint64_t now_ns, 
   mirror_release(mirror);
 }
 
+/* Returns when it has to look next. */
 MLFAB__INTERNAL uint64_t mlfab__mirror_deadline(const mlfab__mirror *mirror, uint64_t beat_ns) {
   if (mirror->serves || !mirror->facts.takes || mirror->stream_in) return UINT64_MAX;
   return mirror->said_ns + beat_ns;
@@ -55754,12 +54206,6 @@ typedef struct mlfab__copy {
   uint64_t got;       /* number of the last whole moment ... */
   uint32_t term_in;   /* ... and the term of its sender; 0: nothing */
 } mlfab__copy;
-
-/* Adds the role, and a keeper to the server. disk: storage for votes, or NULL. Errors: MEMORY, ARGUMENT (Div_max). */
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
-                                       const mlfab__voter_disk *disk);
-/* losses.c: a worker counts its lost updates when the replica replaces its server. */
-MLFAB__INTERNAL void mlfab__losses_attach(struct mlfab__worker *worker);
 
 /* ==== core/replica/copy.c - streams a server's state to its replica, receives such a stream, and takes over. See copy.h. */
 
@@ -56371,6 +54817,7 @@ static const mlfab__role copy_row = {
     .free = copy_free,
 };
 
+/* Adds the role, and a keeper to the server. disk: storage for votes, or NULL. Errors: MEMORY, ARGUMENT (Div_max). */
 MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
                                        const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &copy_row, sizeof(mlfab__copy));
@@ -56422,6 +54869,7 @@ static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hel
   return 1;
 }
 
+/* losses.c: a worker counts its lost updates when the replica replaces its server. */
 MLFAB__INTERNAL void mlfab__losses_attach(mlfab__worker *worker) { worker->copies = losses_count; }
 
 /* ==== core/replica/witness.c - the scheduler's vote: the role of a witness. See voter.h. */
@@ -56460,6 +54908,8 @@ static const mlfab__role witness_row = {
     .free = witness_free,
 };
 
+/* witness.c: the scheduler's third vote on every shard (vote.h). It decides which of two copies serves when they do not hear each
+ * other. Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -56498,14 +54948,6 @@ typedef struct mlfab__snapshot {
   int32_t waits_for; /* or MLFAB_NO_RANK */
   int waits_for_server;
 } mlfab__snapshot;
-
-/* Fills all except the times of the wall clock, host and pid. */
-MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
-                                         mlfab__snapshot *snapshot);
-/* Writes the text in a format (MLFAB_METRICS_*), at most `room` bytes with its terminating zero. Returns the length of
- * the whole text. */
-MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, int format, char *text,
-                                           size_t room);
 
 /* ==== core/telemetry/metrics.c - the state of a node as OpenMetrics text. See metrics.h. */
 
@@ -56610,8 +55052,6 @@ typedef struct metrics_text {
   int older; /* MLFAB_METRICS_PROMETHEUS: a counter's family has its samples' name, and there are no units */
 } metrics_text;
 
-static void metrics_put(metrics_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
-
 static void metrics_put(metrics_text *t, const char *format, ...) {
   va_list arguments;
   size_t left = t->used < t->room ? t->room - t->used : 0;
@@ -56705,6 +55145,8 @@ static void metrics_waits(metrics_text *t, const mlfab__snapshot *s) {
               (unsigned long long)(s->waits_ns / 1000u % 1000000));
 }
 
+/* Writes the text in a format (MLFAB_METRICS_*), at most `room` bytes with its terminating zero. Returns the length of
+ * the whole text. */
 MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, int format, char *text,
                                            size_t room) {
   metrics_text t = {text, room, 0, format == MLFAB_METRICS_PROMETHEUS};
@@ -56754,6 +55196,7 @@ static void metrics_take_waits(const mlfab_node *node, uint64_t now_ns, mlfab__s
   s->waits_ns = now_ns > first->started_ns ? now_ns - first->started_ns : 0;
 }
 
+/* Fills all except the times of the wall clock, host and pid. */
 MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
                                          mlfab__snapshot *s) {
   memset(s, 0, sizeof *s);
@@ -56863,18 +55306,8 @@ static inline uint32_t mlfab__trace_lane_of(uint32_t kind, uint32_t out, uint32_
   return (kind * MLFAB__TRACE_SLOTS + out) << 20 | (peer & 0xfffffu);
 }
 
-/* Makes the recorder the observer of the node. clock may be NULL. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
-                                      uint64_t (*clock)(void *user), void *user,
-                                      mlfab__trace **trace_p);
 /* node NULL: the node is gone already. */
 MLFAB__INTERNAL void mlfab__trace_close(mlfab__trace **trace_p, mlfab_node *node);
-/* The transfer of a frame with a bulk, at the node with this rank and server number. */
-MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *frame, uint32_t rank,
-                                           uint32_t server, mlfab__trace_transfer *transfer);
-/* Takes up to `most` records, oldest first. Ends runs that have paused; with `now_ns` MLFAB__NEVER all. */
-MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *trace, uint64_t now_ns,
-                                           mlfab__trace_record *records, uint32_t most);
 
 /* ==== core/telemetry/trace.c - a recorder of the frames on a node's links. See trace.h. */
 
@@ -56942,6 +55375,7 @@ static uint64_t trace_ends(const mlfab__tap_frame *f, uint32_t rank, uint32_t se
   return mlfab__mix(mlfab__mix(from + 1) ^ (to << 1)) + f->incarnation;
 }
 
+/* The transfer of a frame with a bulk, at the node with this rank and server number. */
 MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t rank,
                                            uint32_t server, mlfab__trace_transfer *transfer) {
   uint64_t extra = 0; /* other fields that tell the transfer apart */
@@ -57084,6 +55518,7 @@ static void trace_plan(void *self, const mlfab__tap_plan *plan) {
 
 /* --- open, take, close --- */
 
+/* Makes the recorder the observer of the node. clock may be NULL. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
                                       uint64_t (*clock)(void *user), void *user,
                                       mlfab__trace **trace_p) {
@@ -57117,6 +55552,7 @@ MLFAB__INTERNAL void mlfab__trace_close(mlfab__trace **trace_p, mlfab_node *node
   *trace_p = NULL;
 }
 
+/* Takes up to `most` records, oldest first. Ends runs that have paused; with `now_ns` MLFAB__NEVER all. */
 MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
                                            mlfab__trace_record *records, uint32_t most) {
   uint32_t n = 0;
@@ -57164,16 +55600,6 @@ typedef struct mlfab__chrome {
   uint64_t unix_ns, clock_ns; /* the same moment on the wall clock and on the node's clock */
   uint64_t last_ns;           /* the largest time so far, of the node's clock */
 } mlfab__chrome;
-
-/* Each writes at most MLFAB__CHROME_MAX bytes, and returns their number. */
-MLFAB__INTERNAL size_t mlfab__chrome_begin(const mlfab__chrome *chrome, const char *name,
-                                           const char *host, long pid,
-                                           char text[MLFAB__CHROME_MAX]);
-MLFAB__INTERNAL size_t mlfab__chrome_event(mlfab__chrome *chrome, const mlfab__trace_record *record,
-                                           char text[MLFAB__CHROME_MAX]);
-/* why: the text at the end of the trace; it has no quotes. */
-MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *chrome, const char *why,
-                                         char text[MLFAB__CHROME_MAX]);
 
 /* ==== core/telemetry/chrome.c - records as Chrome trace events. See chrome.h. */
 
@@ -57223,6 +55649,7 @@ static void chrome_plain(const char *from, char *to, size_t room) {
   to[n] = 0;
 }
 
+/* Each writes at most MLFAB__CHROME_MAX bytes, and returns their number. */
 MLFAB__INTERNAL size_t mlfab__chrome_begin(const mlfab__chrome *c, const char *name,
                                            const char *host, long pid,
                                            char text[MLFAB__CHROME_MAX]) {
@@ -57326,6 +55753,7 @@ MLFAB__INTERNAL size_t mlfab__chrome_event(mlfab__chrome *c, const mlfab__trace_
   return chrome_instant(c, r, name, text);
 }
 
+/* why: the text at the end of the trace; it has no quotes. */
 MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why,
                                          char text[MLFAB__CHROME_MAX]) {
   char at[40];
@@ -57339,21 +55767,8 @@ MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why
 
 /* ==== core/api/complete.h - completing a configuration, and the options of a schedule. */
 
-/* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
-MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
-                                           mlfab_error *error);
 /* Sets members that are 0 to the defaults of their settings. Returns the fault of a text, or NULL. */
 MLFAB__INTERNAL const char *mlfab__config_members(mlfab_config *config);
-/* Returns the setting of which `name` is a misspelling, or which sets the member `name`; NULL if there is none near. */
-MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name);
-/* Finds the next variable, from *at_p on, that begins with MLFAB_, that no code reads, and that resembles a setting.
- * Returns 1, and a text with its name and the nearest name; or 0. Values are not shown. */
-MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
-                                        size_t room);
-/* Checks a configuration that comes from the environment alone. Errors: CONFIG, with the variable, if MLFAB_WORKERS
- * gives several ranks, but no variable gives this rank; or if a launcher has started several workers, but no meeting
- * place is given. */
-MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
 
 /* ==== core/api/complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
 
@@ -57497,6 +55912,7 @@ static const char *complete_check_members(mlfab_config *config) {
   return config->join ? complete_check_joiner(config) : complete_check_world(config);
 }
 
+/* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error) {
   const char *wrong = "config.size is not set (call mlfab_config_init)";
@@ -57552,12 +55968,6 @@ typedef struct mlfab__parts {
 
 #if MLFAB_WITH_KEYS
 /* ==== core/api/key_source.h - gets the fabric's key. */
-
-/* Fills config->key from its function or file, checks it, and draws config->entropy. Has an effect only if there is a
- * key. The caller wipes `key` and `entropy`. Errors: CONFIG (the file is public, or its text is no key), IO, or the
- * function's. They never quote the key. */
-MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config);
 
 /* ==== core/api/key_source.c - gets the fabric's key from a function, a file, or a text. See key_source.h. */
 
@@ -57646,6 +56056,9 @@ static int key_entropy(mlfab_config *c, mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_IO, "no random bytes for the proofs of a key");
 }
 
+/* Fills config->key from its function or file, checks it, and draws config->entropy. Has an effect only if there is a
+ * key. The caller wipes `key` and `entropy`. Errors: CONFIG (the file is public, or its text is no key), IO, or the
+ * function's. They never quote the key. */
 MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config) {
   mlfab__wipe(config->key, sizeof config->key);
   mlfab__wipe(config->entropy, sizeof config->entropy);
@@ -57839,6 +56252,7 @@ MLFAB_API const char *mlfab_setting_name(uint32_t index) {
   return s ? s->name : NULL;
 }
 
+/* Returns the setting of which `name` is a misspelling, or which sets the member `name`; NULL if there is none near. */
 MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
   const char *best = NULL, *other;
   uint32_t least = UINT32_MAX;
@@ -57884,6 +56298,8 @@ static int config_is_known(const char *setting) {
   return 0;
 }
 
+/* Finds the next variable, from *at_p on, that begins with MLFAB_, that no code reads, and that resembles a setting.
+ * Returns 1, and a text with its name and the nearest name; or 0. Values are not shown. */
 MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
                                         size_t room) {
   for (; variables && variables[*at_p]; ++*at_p) {
@@ -58300,6 +56716,9 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   return code;
 }
 
+/* Checks a configuration that comes from the environment alone. Errors: CONFIG, with the variable, if MLFAB_WORKERS
+ * gives several ranks, but no variable gives this rank; or if a launcher has started several workers, but no meeting
+ * place is given. */
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error) {
   enum config_launcher from = config_launcher(config->workers);
   const char *name = from == CONFIG_NOBODY ? NULL : config_launchers[from].size;
@@ -58467,10 +56886,6 @@ typedef struct mlfab__call_in {
 /* Carries out a call, or begins it. Returns 0, or the code of *in->error. */
 typedef int mlfab__call_begin(const mlfab__call_in *in);
 
-/* Checks the call; the role checks the members of its kind. *begin_p carries it out. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_begin **begin_p,
-                                       uint32_t *flags_p);
-
 /* The calls of optional groups. */
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_push;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
@@ -58481,11 +56896,6 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
-
-/* As mlfab_node_submit. shared: for collectives, or NULL; if set, the caller waits and has an arena. A collective that
- * can run in the arena begins as an outside call, and fills *shared. */
-MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab__collective *shared);
 
 /* ==== core/api/calls.c - the calls of a node. This file checks the common rules of all calls; the role that carries out a call
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
@@ -58545,6 +56955,7 @@ static const struct {
                    [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_lend, 0},
                    [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_lend, CALLS_AT_ONCE}};
 
+/* Checks the call; the role checks the members of its kind. *begin_p carries it out. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *e, mlfab__call_begin **begin_p,
                                        uint32_t *flags_p) {
   const mlfab_call *c = e->call;
@@ -58564,6 +56975,8 @@ MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *e, mlfab__call_begi
   return wrong ? MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s", wrong) : 0;
 }
 
+/* As mlfab_node_submit. shared: for collectives, or NULL; if set, the caller waits and has an arena. A collective that
+ * can run in the arena begins as an outside call, and fills *shared. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared) {
   mlfab_error error;
@@ -58619,15 +57032,6 @@ struct mlfab__call_visit {
 /* Gets a buffer, and returns the address that takes its place. */
 typedef void *mlfab__extent_fn(void *user, const mlfab__extent *extent);
 
-/* Shows the buffers of a call to `fn`, which may replace them. If it replaces any, the lists and options of the call
- * must belong to the caller. Errors: those of a call that a node would refuse. */
-MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
-                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
-                                      mlfab_error *error);
-/* For a call that failed before it began, as its caller knows: tells the other workers. Errors: AGAIN (later). */
-MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
-                                      const mlfab_error *why, uint64_t now_ns);
-
 /* ==== core/api/visit.c - shows the buffers of a call that does not begin. See visit.h. */
 
 static void *visit_extent(const mlfab__call_in *in, const void *at, uint64_t bytes, uint32_t align,
@@ -58676,6 +57080,8 @@ static int visit_push(const mlfab__call_in *e) {
   }
 }
 
+/* Shows the buffers of a call to `fn`, which may replace them. If it replaces any, the lists and options of the call
+ * must belong to the caller. Errors: those of a call that a node would refuse. */
 MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
                                       mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
                                       mlfab_error *error) {
@@ -58691,6 +57097,7 @@ MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
   return push ? visit_push(&e) : begin(&e);
 }
 
+/* For a call that failed before it began, as its caller knows: tells the other workers. Errors: AGAIN (later). */
 MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
                                       const mlfab_error *why, uint64_t now_ns) {
   mlfab_error error;
@@ -58940,75 +57347,25 @@ struct mlfab {
 /* As mlfab_node_open. */
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
-/* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing, observer and files may be NULL. On failure it has freed everything. */
-MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab__node_opener *open,
-                                        const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer,
-                                        const mlfab__context_files *files, mlfab **ctx_p,
-                                        mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx);      /* returns the time */
 MLFAB__INTERNAL int mlfab__context_leave(mlfab *ctx, int code); /* returns the code */
-MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* The functions below need the lock. */
 
-/* Calls the first of these addresses that a transport reaches, and on failure the others. As mlfab_transport.connect. */
-MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token);
-/* Takes UP or DOWN of a transport. Returns 1 if the node must not see it, because another address is called. */
-MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event);
-MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx);
-
-/* Moves events and actions that can move now. Returns 1 if any moved. */
-MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
 /* Returns 1, and sets the error, inside a function of mlfab_on_done, which must not wait. */
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
-/* With the lock: a call has waited in vain; adds to its error the obstacle to this process's connections. */
-MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
-/* Ends a sleep in the transports. */
-MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
-/* Makes the descriptor of mlfab_fd readable. */
-MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx);
 /* The condition that a waiter awaits: nonzero if it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
- * Gives up the lock at times. */
-MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
-                                         void *what);
 /* The code of a call whose wait failed: CLOSED when the context was closed, else `code`. */
 MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code);
-/* Waits for a request and ends it, as mlfab_wait. */
-MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
-                                         mlfab_result *result_p);
-/* Ends a request, as mlfab_cancel. */
-MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
-/* Begins a call, as mlfab__node_submit. If a device is attached, its buffers may be in device memory. */
-MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
-                                         mlfab_request *request_p, mlfab__collective *shared);
-/* Returns 1 if the request *id is done and its buffers are the caller's, or if there is no such request. It is a test. */
-MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id);
 /* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
-
-/* Makes the arena, if that is possible. Returns 1 if there is one. Call it before the first MEMBERSHIP may be sent. */
-MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
-/* For a function that was not compiled in: sets the error and returns UNSUPPORTED. `what` names the group and its
- * switch. */
-MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what);
-MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what);
-MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what);
-/* Frees memory of mlfab_alloc that is in no list any more. The arena frees shared memory. */
-MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
 
 /* Checks the context before any member is touched. ARGUMENT: it is NULL. STATE: this process is a child of the process
  * that opened it; the lock may be held for ever here, and the connections belong to the parent. */
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
-
-/* For an argument that is NULL: sets the error "<what> is NULL" and returns ARGUMENT. Takes the lock. */
-MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
 
 #define CONTEXT_CHECK(ctx)                         \
   do {                                             \
@@ -59034,9 +57391,6 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
 
 /* --- submit.c --- */
 
-/* Submits a call, with the lock. waits 1: waits for its request and ends it; 0: *request_p is its handle. */
-MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
-                                  mlfab_request *request_p, mlfab_result *result_p);
 /* The same without the lock: the body of a public function. */
 MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
                                        mlfab_request *request_p, mlfab_result *result_p);
@@ -59136,6 +57490,7 @@ static int calling_go(mlfab *ctx, struct mlfab__calling *c) {
   }
 }
 
+/* Calls the first of these addresses that a transport reaches, and on failure the others. As mlfab_transport.connect. */
 MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token) {
   char address[256];
   uint32_t transport, n = calling_count(ctx, list);
@@ -59164,6 +57519,7 @@ MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t 
   return calling_go(ctx, c);
 }
 
+/* Takes UP or DOWN of a transport. Returns 1 if the node must not see it, because another address is called. */
 MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event) {
   char address[256];
   uint32_t of;
@@ -59290,6 +57646,7 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx) {
   return MLFAB__UNLIKELY(context_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
 }
 
+/* For an argument that is NULL: sets the error "<what> is NULL" and returns ARGUMENT. Takes the lock. */
 MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what) {
   CONTEXT_LOOK(ctx, MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "%s is NULL", what));
 }
@@ -59389,6 +57746,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
 
 /* --- looking --- */
 
+/* Makes the descriptor of mlfab_fd readable. */
 /* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`. `tell` is
  * readable if another call or the thread has moved anything since mlfab_progress last returned. */
 MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
@@ -59398,6 +57756,7 @@ MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
 
 /* --- memory that processes of one host share --- */
 
+/* Makes the arena, if that is possible. Returns 1 if there is one. Call it before the first MEMBERSHIP may be sent. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   if (ctx->arena_tried) return ctx->arena != NULL;
   ctx->arena_tried = 1;
@@ -59407,6 +57766,7 @@ MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   return ctx->sharing->make(ctx);
 }
 
+/* Frees memory of mlfab_alloc that is in no list any more. The arena frees shared memory. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory) {
   if (!memory->shared) mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
   mlfab__free(&ctx->env, memory, sizeof *memory);
@@ -59414,6 +57774,7 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
 
 /* --- a look --- */
 
+/* Moves events and actions that can move now. Returns 1 if any moved. */
 /* Reading the clock costs as much as polling a ring: an idle waiter reads it only once in CONTEXT_CLOCK_EVERY pumps. A
  * transport without links costs a system call a poll. While other transports have links, it is polled only once in
  * CONTEXT_LOOK_EVERY pumps, and after every sleep. */
@@ -59533,6 +57894,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 
+/* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->wake(ctx->transports[t].self);
@@ -59580,6 +57942,7 @@ static unsigned long context_starves(void) {
   return number == EMFILE && !getrlimit(RLIMIT_NOFILE, &limit) ? (unsigned long)limit.rlim_cur : 0;
 }
 
+/* With the lock: a call has waited in vain; adds to its error the obstacle to this process's connections. */
 MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error) {
   char text[200] = "";
   if (error->code != MLFAB_ERR_TIMEOUT && error->code != MLFAB_ERR_PEER_DEAD &&
@@ -59631,6 +57994,7 @@ MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
   return 1;
 }
 
+/* Returns 1 if the request *id is done and its buffers are the caller's, or if there is no such request. It is a test. */
 MLFAB__INTERNAL int mlfab__context_is_over(mlfab *ctx, void *id) {
   const mlfab__request *request =
       mlfab__request_find(&ctx->node->requests, *(const mlfab_request *)id);
@@ -59746,6 +58110,8 @@ static int context_wait_until(mlfab *ctx, uint64_t deadline, mlfab__context_test
   return holds;
 }
 
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
+ * Gives up the lock at times. */
 MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
                                          void *what) {
   return context_wait_until(ctx, deadline, test, what, 0);
@@ -60019,6 +58385,8 @@ static void context_stop_thread(mlfab *ctx) {
   ctx->thread_is = MLFAB__THREAD_NONE;
 }
 
+/* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
+ * sharing, observer and files may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
@@ -60165,6 +58533,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 /* --- waiting for requests --- */
 
+/* Ends a request, as mlfab_cancel. */
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
   ctx->now_ns = mlfab__context_now(ctx);
   if (CONTEXT_STAGE(ctx, cancel(ctx, id))) return 0;
@@ -60193,6 +58562,7 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
                       mlfab__request_call(request->kind), mlfab__duration(waited, since_ns), whom);
 }
 
+/* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                          mlfab_result *result_p) {
   mlfab_result result;
@@ -60505,31 +58875,6 @@ typedef struct mlfab__disk {
   mlfab__disk_job job[MLFAB__DISK_STREAMS];
 } mlfab__disk;
 
-/* files: NULL means the system's. */
-MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
-                                      void *self, void (*ended)(void *self));
-/* Cancels the running job, and waits for it; the others do not begin. In a forked child (`child`) there is no thread.
- * Files that are being written are closed and stay: their names mark them as incomplete. */
-MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
-/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
-MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
-/* Takes the next ended job: 1, with its event. The event's memory is valid until the stream's next operation. */
-MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
-/* Reads `bytes` from `offset` on, in the caller's thread, and repeats interrupted reads. Returns the number of bytes
- * (fewer at the end of the file), or a negative errno. */
-MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
-                                         size_t bytes, uint64_t offset);
-/* Writes the reason why a call of the table failed with `code`, a negative errno. */
-MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
-                                         char *text, size_t room);
-/* Creates a file that no other process has open. An older file or link with this name is removed first; the file that a
- * link names stays. Returns a descriptor, or a negative errno. */
-MLFAB__INTERNAL int mlfab__disk_create(const char *path);
-/* The functions above, for a context. */
-MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
-/* The system's files. */
-MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
-
 /* ==== core/api/disk.c - a context carries out file operations. See disk.h. */
 
 #include <dirent.h>
@@ -60539,6 +58884,8 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
+/* Creates a file that no other process has open. An older file or link with this name is removed first; the file that a
+ * link names stays. Returns a descriptor, or a negative errno. */
 /* O_EXCL follows no link, either. */
 MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -60626,6 +58973,7 @@ static int disk_remove(void *user, const char *path) {
   return unlink(path) ? -errno : 0;
 }
 
+/* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   static const mlfab_files files = {.size = sizeof files,
                                     .open = disk_open,
@@ -60712,6 +59060,8 @@ static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
   return code == -ENOENT ? 0 : code;
 }
 
+/* Reads `bytes` from `offset` on, in the caller's thread, and repeats interrupted reads. Returns the number of bytes
+ * (fewer at the end of the file), or a negative errno. */
 MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
                                          size_t bytes, uint64_t offset) {
   size_t at = 0;
@@ -60726,6 +59076,7 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
   return (int64_t)at;
 }
 
+/* Writes the reason why a call of the table failed with `code`, a negative errno. */
 MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
                                          char *text, size_t room) {
   if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
@@ -60829,6 +59180,7 @@ static int disk_start(mlfab__disk *disk) {
 
 /* --- calls of the thread that drives --- */
 
+/* files: NULL means the system's. */
 MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
                                       void *self, void (*ended)(void *self)) {
   memset(disk, 0, sizeof *disk);
@@ -60841,6 +59193,8 @@ MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const 
   for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
 }
 
+/* Cancels the running job, and waits for it; the others do not begin. In a forked child (`child`) there is no thread.
+ * Files that are being written are closed and stay: their names mark them as incomplete. */
 MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
   if (!disk->env) return;
   if (disk->runs && !child) {
@@ -60893,6 +59247,7 @@ static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_o
   return 0;
 }
 
+/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
 MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
   if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
       op->bytes > DISK_READ_MAX ||
@@ -60920,6 +59275,7 @@ MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op
   return 0;
 }
 
+/* Takes the next ended job: 1, with its event. The event's memory is valid until the stream's next operation. */
 MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
   mlfab__disk_job *job = NULL;
   if (atomic_load(&disk->news) == 0) return 0;
@@ -60985,6 +59341,7 @@ static void disk_delete(mlfab *ctx, int child) {
   mlfab__free(&ctx->env, ctx->disk, sizeof *ctx->disk);
 }
 
+/* The functions above, for a context. */
 MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
   static const mlfab__context_files table = {disk_do, disk_events, disk_waits, disk_delete};
   return &table;
@@ -61007,14 +59364,6 @@ MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
  * forked child writes nothing. */
 
 enum { MLFAB__TELEMETRY_PATH = 512 };
-
-/* The table for mlfab__context_open. */
-MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void);
-/* The file of this node: "{node}" is replaced by its name, or the name goes before the last dot of the file's name. */
-MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
-                                           char path[MLFAB__TELEMETRY_PATH]);
-/* Reads "LEVEL" or "LEVEL:FILE". Returns the level, or 0: it is neither. *file_p: the file's name, or NULL. */
-MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p);
 
 /* ==== core/api/telemetry.c - a context writes its log, metrics and trace. See telemetry.h. */
 
@@ -61081,6 +59430,7 @@ static uint64_t telemetry_clock(clockid_t which) {
 
 /* --- names --- */
 
+/* The file of this node: "{node}" is replaced by its name, or the name goes before the last dot of the file's name. */
 MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
                                            char path[MLFAB__TELEMETRY_PATH]) {
   static const char mark[] = "{node}";
@@ -61102,6 +59452,7 @@ MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
   if (at < room) snprintf(path + at, room - at, "%s", from);
 }
 
+/* Reads "LEVEL" or "LEVEL:FILE". Returns the level, or 0: it is neither. *file_p: the file's name, or NULL. */
 MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p) {
   static const char *const levels[] = {"", "error", "warn", "info", "debug"};
   size_t n = strcspn(text, ":");
@@ -61585,6 +59936,7 @@ MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, siz
   return mlfab__context_leave(ctx, code);
 }
 
+/* The table for mlfab__context_open. */
 MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
   static const mlfab__context_observer table = {telemetry_open, telemetry_attach, telemetry_start,
                                                 telemetry_stop, telemetry_free};
@@ -61660,6 +60012,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 /* ==== core/api/submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
  * mlfab__submit. The functions of optional groups are in calls_*.c. */
 
+/* Begins a call, as mlfab__node_submit. If a device is attached, its buffers may be in device memory. */
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared) {
   int taken = 0;
@@ -61669,6 +60022,7 @@ MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int
   return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
 }
 
+/* Submits a call, with the lock. waits 1: waits for its request and ends it; 0: *request_p is its handle. */
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
@@ -61750,6 +60104,8 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
 
 /* --- calls that were left out --- */
 
+/* For a function that was not compiled in: sets the error and returns UNSUPPORTED. `what` names the group and its
+ * switch. */
 MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what) {
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "mlfab was compiled without %s", what);
 }
@@ -61765,8 +60121,6 @@ MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
 
 #if MLFAB_WITH_PUSH
 /* ==== core/api/calls_push.h - pushes and pulls of a context. */
-
-MLFAB__INTERNAL const mlfab__parts_push *mlfab__push_functions(void);
 
 /* ==== core/api/calls_push.c - the model, pushes and pulls: the calls of a node, and those of a context. The worker checks the members
  * of a call (../worker/worker.h). */
@@ -61950,13 +60304,6 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 
 /* --- shared.c --- */
 
-/* Runs a call that has a number in the arena, or leaves it to frames. Its caller waits for its request anyway. */
-MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
-                                       const mlfab__comm_call *call);
-
-/* The functions for a context. */
-MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
-
 /* ==== core/api/shared.c - a context: collectives in memory that workers of one host share (the arena).
  *
  * When all workers are on one host and have mapped each other's memory, a blocking collective runs there (shm_coll.h),
@@ -62058,6 +60405,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   if (comm->phase == MLFAB__COMM_LISTED) mlfab__context_pump(ctx); /* it had to wait */
 }
 
+/* Runs a call that has a number in the arena, or leaves it to frames. Its caller waits for its request anyway. */
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
                                        const mlfab__comm_call *call) {
   mlfab__context_turn turn = {.ctx = ctx, .request = request};
@@ -62101,6 +60449,7 @@ static int shared_map(mlfab *ctx) {
   return 1;
 }
 
+/* The functions for a context. */
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
   static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map};
   return &functions;
@@ -62722,15 +61071,9 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
 #if MLFAB_WITH_SCHED
 /* ==== core/api/calls_sched.h - the check of a schedule, and measurements of links, for code that composes nodes. */
 
-/* The schedule with its defaults. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error);
-/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
- * does not use a network link. */
-MLFAB__INTERNAL void mlfab__calls_sched_measure(mlfab *ctx, uint64_t now);
-
 /* ==== core/api/calls_sched.c - changing a fabric's schedule, and describing its plan. */
 
+/* The schedule with its defaults. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error) {
   mlfab_schedule_init(schedule);
@@ -62843,6 +61186,8 @@ static void calls_sched_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->limited_out &= one->limited_out;
 }
 
+/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
+ * does not use a network link. */
 MLFAB__INTERNAL void mlfab__calls_sched_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
   ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
@@ -63463,9 +61808,6 @@ typedef struct mlfab__context_direct {
 
 #if MLFAB_WITH_DEVICE
 /* ==== core/api/staging.h - calls on device memory (mlfab_device.h). */
-
-/* Refuses device memory until a device is attached, in programs that have code for one. */
-MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
 
 /* ==== core/api/staging.c - a context: calls whose buffers are in device memory (mlfab_device.h).
  *
@@ -64677,6 +63019,7 @@ static int staging_none_where(void *self, const void *memory, uint64_t bytes, ch
 static const mlfab_device staging_none = {
     .size = sizeof staging_none, .name = "no device", .where = staging_none_where};
 
+/* Refuses device memory until a device is attached, in programs that have code for one. */
 MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx) {
   /* If memory for it is short, the context works, and device memory is a fault. */
   if (STAGING_OWNS && ctx->node->is_worker && !ctx->stager) (void)staging_open(ctx, &staging_none);
@@ -64724,11 +63067,6 @@ typedef struct mlfab__direct_share {
   int32_t busy;                    /* the worker with a device that may still use others' memory */
   uint32_t epoch;
 } mlfab__direct_share;
-
-MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a, uint64_t least,
-                                              uint64_t timeout_ns);
-MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share);
-MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p);
 
 /* ==== core/api/direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab_device.h).
  *
@@ -68254,16 +66592,6 @@ MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_meas
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
 
 #if MLFAB_WITH_SHM /* otherwise unused */
-/* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
- * would raise SIGXFSZ (ulimit -f). */
-MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals);
-/* Is it a memfd of this size, sealed against shrinking and growing? Ask before mapping a peer's descriptor: an access behind the
- * end of its file would kill this process. */
-MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes);
-/* Maps a file from `from` on, at `at` (anywhere if NULL). NULL on failure. A forked child does not inherit the mapping:
- * its writes would reach the other processes. */
-MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
-                                     uint64_t from);
 #endif
 
 /* ==== transports/shm_file.c - memory that processes of one host share: its files and mappings. */
@@ -68273,6 +66601,8 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+/* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
+ * would raise SIGXFSZ (ulimit -f). */
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals) {
   struct rlimit most;
   if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
@@ -68290,6 +66620,8 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
   return -1;
 }
 
+/* Is it a memfd of this size, sealed against shrinking and growing? Ask before mapping a peer's descriptor: an access behind the
+ * end of its file would kill this process. */
 MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes) {
   const int both = F_SEAL_SHRINK | F_SEAL_GROW;
   struct stat status;
@@ -68298,6 +66630,8 @@ MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes) {
          status.st_size == (off_t)bytes;
 }
 
+/* Maps a file from `from` on, at `at` (anywhere if NULL). NULL on failure. A forked child does not inherit the mapping:
+ * its writes would reach the other processes. */
 MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
                                      uint64_t from) {
   void *map =
@@ -68330,28 +66664,6 @@ typedef struct mlfab__shm_span {
 typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
 
 #if MLFAB_WITH_SHM /* otherwise unused */
-/* Finds the place of `bytes` at `at`. Returns 1, or 0: not in one file. The span stays valid while the bytes are lent,
- * or while the caller has the lock. From any thread. look: with the lock. */
-MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
-MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* As in the table. From any thread. */
-MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
-                                            uint64_t bytes);
-/* Is there a file with this number? */
-MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
-/* Sets the function that is told of closed files: one at a time; NULL: none. */
-MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
-                                             void *user);
-/* map: maps another process's file, sealed against shrinking, with this number there; or NULL. unmap: ends that hold.
- * memory may be NULL. */
-MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
-                                                     uint64_t bytes, uint64_t number);
-MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
-                                             uint64_t bytes);
 #endif
 
 /* ==== transports/shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
@@ -68416,6 +66728,8 @@ struct mlfab__shm_memory {
   void *user;
 };
 
+/* Finds the place of `bytes` at `at`. Returns 1, or 0: not in one file. The span stays valid while the bytes are lent,
+ * or while the caller has the lock. From any thread. look: with the lock. */
 MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *m) { pthread_mutex_lock(&m->lock); }
 
 MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
@@ -68658,6 +66972,7 @@ static int shm_memory_first(mlfab__shm_memory *m, const uint8_t *from, uint64_t 
   return first != NULL;
 }
 
+/* As in the table. From any thread. */
 MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *bytes_at,
                                             uint64_t bytes) {
   const uint8_t *from = bytes_at, *to = from + bytes;
@@ -68671,6 +66986,7 @@ MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *by
   return done;
 }
 
+/* Is there a file with this number? */
 MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *m, uint64_t number) {
   int found = 0;
   pthread_mutex_lock(&m->lock);
@@ -68680,6 +66996,7 @@ MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *m, uint64_t number)
   return found;
 }
 
+/* Sets the function that is told of closed files: one at a time; NULL: none. */
 MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_gone_fn gone,
                                              void *user) {
   pthread_mutex_lock(&m->lock);
@@ -68690,6 +67007,8 @@ MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_go
 
 /* ---- files of other processes ---- */
 
+/* map: maps another process's file, sealed against shrinking, with this number there; or NULL. unmap: ends that hold.
+ * memory may be NULL. */
 MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *m, int fd, uint64_t bytes,
                                                      uint64_t number) {
   struct shm_memory_map *map = m == NULL ? NULL : mlfab__alloc(m->env, sizeof *map);
@@ -68994,34 +67313,6 @@ static inline void shm_touch(struct shm *t, struct shm_link *link) {
 /* NULL when MLFAB_WITH_LEND is 0. */
 MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void);
 
-/* shm_link.c - orders an earlier publication before the later read of a sleeper's word, and vice versa. */
-MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t);
-/* ring: wakes a peer that sleeps at its bell. settle: wakes peers that have got a frame, or room that they want. */
-MLFAB__INTERNAL void mlfab__shm_ring(struct shm *t, struct shm_bell *bell, int event_fd);
-MLFAB__INTERNAL void mlfab__shm_settle(struct shm *t);
-MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd);
-MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
-                                            uint32_t n);
-/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns the result of recvmsg; *count_p:
- * number of descriptors, UINT32_MAX if any part is cut off. */
-MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
-                                               uint32_t room, uint32_t *count_p);
-/* hang_up: ends the life line. lose: the same after its end (code 0) or a fault of the peer; poll reports DOWN. */
-MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link);
-MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int code);
-/* Publishes the tail at which this end has work to do. */
-MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link);
-/* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
-MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link);
-/* Reports WRITABLE when the tail has reached `room`. Returns AGAIN. */
-MLFAB__INTERNAL int mlfab__shm_block(struct shm *t, struct shm_link *link, uint64_t room);
-/* Is there room for a record, and, if there is a token, for one more SENT? Returns 0, AGAIN or PEER_CLOSED. */
-MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32_t bytes,
-                                    uint64_t token);
-/* Publishes a record, whose bulk or reference is in its place. sent: its bulk is free at once. */
-MLFAB__INTERNAL void mlfab__shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
-                                        uint32_t head_bytes, uint32_t bytes, uint64_t word);
-MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t token);
 #endif
 
 /* ==== transports/shm_link.c - writes rings, bells and life lines of the shared-memory transport's links. See shm.h, and shm.c. */
@@ -69033,6 +67324,7 @@ MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t toke
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+/* shm_link.c - orders an earlier publication before the later read of a sleeper's word, and vice versa. */
 MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t) {
 #if MLFAB__TSAN
   atomic_fetch_add(&t->fence, 1);
@@ -69053,6 +67345,7 @@ static inline void shm_link_prefetch(const uint8_t *line) {
 #endif
 }
 
+/* ring: wakes a peer that sleeps at its bell. settle: wakes peers that have got a frame, or room that they want. */
 MLFAB__INTERNAL void mlfab__shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
   if (atomic_load_explicit(&bell->state, memory_order_relaxed) == 0) return;
   uint32_t state = atomic_exchange(&bell->state, 0);
@@ -69106,6 +67399,8 @@ MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, 
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
+/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns the result of recvmsg; *count_p:
+ * number of descriptors, UINT32_MAX if any part is cut off. */
 MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
                                                uint32_t room, uint32_t *count_p) {
   union shm_control control;
@@ -69130,6 +67425,7 @@ MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t byte
   return n;
 }
 
+/* hang_up: ends the life line. lose: the same after its end (code 0) or a fault of the peer; poll reports DOWN. */
 /* Ends the life line. Removes it from the epoll set explicitly: else a forked child that still holds the socket would
  * keep it there. */
 MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link) {
@@ -69143,6 +67439,7 @@ MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int c
   atomic_store(&link->gone, true);
 }
 
+/* Publishes the tail at which this end has work to do. */
 /* Asks for a wake-up when there is room, or when all lent bytes have come back. */
 MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
@@ -69152,6 +67449,7 @@ MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
   atomic_store(&link->wants, wants);
 }
 
+/* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
 MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link) {
   uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
   if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
@@ -69163,6 +67461,7 @@ MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link) {
   return true;
 }
 
+/* Reports WRITABLE when the tail has reached `room`. Returns AGAIN. */
 MLFAB__INTERNAL int mlfab__shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
   link->room = room;
   if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
@@ -69193,6 +67492,7 @@ static bool shm_link_sent_room(struct shm *t) {
   return true;
 }
 
+/* Is there room for a record, and, if there is a token, for one more SENT? Returns 0, AGAIN or PEER_CLOSED. */
 MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32_t bytes,
                                     uint64_t token) {
   if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > link->ring)) {
@@ -69202,6 +67502,7 @@ MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32
   return token != 0 && !shm_link_sent_room(t) ? mlfab__shm_block(t, link, 0) : 0;
 }
 
+/* Publishes a record, whose bulk or reference is in its place. sent: its bulk is free at once. */
 /* The line that the consumer polls is written last, at once: written earlier, it would move to the consumer's cache half-way. */
 MLFAB__INTERNAL void mlfab__shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
                                         uint32_t head_bytes, uint32_t bytes, uint64_t word) {
@@ -71778,12 +70079,6 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 /* ==== transports/mpi.h - the part of MPI that comes before opening the transport: the world of processes and their roles. */
 
 #if MLFAB_WITH_MPI /* otherwise unused */
-/* Completes a configuration whose `transports` has MLFAB_USE_MPI: rank, workers, servers, roles and coordinator follow
- * from the processes of the communicator (mlfab_transport.h), and progress from MPI's thread level. Initialises MPI
- * if the program has not. Collective over the communicator; waits for the others, at most until the deadline. Errors:
- * STATE (MPI was finalised, or this is the wrong thread), CONFIG (thread level, settings, roles), WORLD (two processes
- * have different settings; the error names the MPI rank), TIMEOUT, MEMORY, IO. */
-MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error);
 #endif
 
 /* ==== transports/mpi.c - carries frames between the processes of an MPI job, by point-to-point messages of MPI.
@@ -72099,7 +70394,6 @@ static void mpi_let_go(mpi_end *t, uint32_t loans) {
 }
 
 /* Ends all links, for this reason: an MPI call has failed, or MPI is finalised. */
-static void mpi_fail(mpi_engine *e, int code, const char *format, ...) MLFAB__PRINTF(3, 4);
 static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   va_list arguments;
   if (e->over) return;
@@ -73022,6 +71316,11 @@ static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error
   return 0;
 }
 
+/* Completes a configuration whose `transports` has MLFAB_USE_MPI: rank, workers, servers, roles and coordinator follow
+ * from the processes of the communicator (mlfab_transport.h), and progress from MPI's thread level. Initialises MPI
+ * if the program has not. Collective over the communicator; waits for the others, at most until the deadline. Errors:
+ * STATE (MPI was finalised, or this is the wrong thread), CONFIG (thread level, settings, roles), WORLD (two processes
+ * have different settings; the error names the MPI rank), TIMEOUT, MEMORY, IO. */
 MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   int level = 0;
   mpi_engine *e = NULL;
@@ -73603,9 +71902,6 @@ MLFAB_API const char *mlfab_build_info(void) {
 #if MLFAB_WITH_LEND || MLFAB_WITH_COLL
 /* ==== core/open/areas.h - memory of a context that other processes of the host may map. */
 
-/* NULL when MLFAB_WITH_SHM is 0. */
-MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void);
-
 /* ==== core/open/areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top
  * floor: this file knows the memory of transports and the roles that use it. */
 
@@ -73638,6 +71934,7 @@ static void areas_release(mlfab *ctx, void *at) {
   mlfab__shm_memory_functions()->release(ctx->memory, at, 0);
 }
 
+/* NULL when MLFAB_WITH_SHM is 0. */
 MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
   static const mlfab__context_areas functions = {areas_open, areas_close, areas_share, areas_alloc,
                                                  areas_release};
@@ -73647,11 +71944,6 @@ MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
 
 #if MLFAB_WITH_CHECKPOINT
 /* ==== core/open/dirs.h - directories that a configuration names, for votes and for checkpoints. */
-
-/* Checks that they can be used. asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno to
- * log. Errors: IO, CONFIG. */
-MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
-                                      mlfab_error *error);
 
 /* ==== core/open/dirs.c - directories that a configuration names. See dirs.h. */
 
@@ -73710,6 +72002,8 @@ static int dirs_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *er
                 : 0;
 }
 
+/* Checks that they can be used. asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno to
+ * log. Errors: IO, CONFIG. */
 MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
                                       mlfab_error *error) {
   int code = dirs_votes(config, error);
@@ -74004,14 +72298,11 @@ typedef struct mlfab__open_steps {
   void (*forget)(mlfab_config *config);
 } mlfab__open_steps;
 
-/* Asks server 0 for a number, and opens with it. If another process has taken the number in between, asks again. */
-MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__open_steps *steps,
-                                     mlfab **ctx_p, mlfab_error *error_p);
-
 /* ==== core/open/join.c - opens a context of a process that has no number. See join.h. */
 
 enum { JOIN_ATTEMPTS = 8 };
 
+/* Asks server 0 for a number, and opens with it. If another process has taken the number in between, asks again. */
 MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__open_steps *steps,
                                      mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;

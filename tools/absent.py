@@ -1,5 +1,6 @@
-"""Removes from the text of mlfab.c what belongs to absent rooms: members that nobody sets, and the branches that ask them.
+"""Shortens the text of mlfab.c: by what belongs to absent rooms, and by prototypes.
 
+`stated_once` deletes the prototypes of functions whose body stands before their first use.
 A member that only a room sets is 0 without the room. `without` deletes its declaration, takes its value as 0 wherever
 the text reads it, and deletes the functions that nobody calls then. A mistake cannot pass: a use that is not removed does not
 compile, and an assignment of anything but 0 is a problem.
@@ -645,3 +646,45 @@ def without(text, members):
         text = drop_functions(text, gone)
         gone = uncalled(text)
     return re.sub(r"\n{3,}", "\n\n", text), problems
+
+
+# ---- prototypes
+
+def stated_once(text):
+    """The text without prototypes of functions whose body stands before their first use. Their comment goes to the body."""
+    mask = masked(text)
+    defined, prototypes = functions(mask)
+    body = {}
+    for name, begin, _ in defined:
+        body[name] = None if name in body else begin
+    heads = {mask.index(name + "(", begin) for name, begin, _ in defined + prototypes}
+    early = set(re.findall(r"^ABSENT_\w+\(.*?\b(mlfab_\w+)[,(]", text, re.M))
+    for use in re.finditer(r"\b[a-z]\w+\b", mask):
+        name = use.group()
+        if name in body and body[name] is not None and use.start() not in heads and use.start() < body[name]:
+            early.add(name)
+    groups = []
+    for name, begin, end in sorted(prototypes, key=lambda row: row[1]):
+        line = text[end:text.index("\n", end)]
+        free = body.get(name) is not None and name not in early and not line.strip()
+        if groups and text[groups[-1][-1][2]:begin] == "\n":
+            groups[-1].append((name, begin, end, free))
+        else:
+            groups.append([(name, begin, end, free)])
+    edits = []  # (position, end, new text)
+    for group in groups:
+        begin = group[0][1]
+        comment = re.search(r"(?:\A|(?<=\n))/\*(?! ====| ---)(?:(?!\*/).)*\*/\n\Z", text[max(0, begin - 4000):begin], re.S)
+        if all(free for _, _, _, free in group):
+            start = begin - len(comment.group()) if comment else begin
+            edits.append((start, group[-1][2] + 1, ""))
+            if comment:
+                to = min(body[name] for name, _, _, _ in group)
+                edits.append((to, to, comment.group()))
+        elif not comment:
+            edits += [(b, e + 1, "") for _, b, e, free in group if free]
+    for begin, end, new in sorted(edits, reverse=True):
+        if new and (own := re.search(r"(?<=\n)/\*(?:(?!\*/).)*\*/\n\Z", text[max(0, begin - 4000):begin], re.S)):
+            begin = end = begin - len(own.group())
+        text = text[:begin] + new + text[end:]
+    return re.sub(r"\n{3,}", "\n\n", text)

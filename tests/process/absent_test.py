@@ -128,5 +128,20 @@ def test_unknown_members():
     expect(len(problems) == 2, "a member and a struct that do not exist", problems)
 
 
+def test_prototypes():
+    """A prototype goes if the body stands before the first use; its comment then stands at the first body of its group."""
+    source = ("/* one: adds 1. two: adds 2. */\nstatic int one(int x);\nstatic int two(int x);\n\n/* Used too early. */\n"
+              "static int three(int x);\n/* Adds 4. */\nstatic int four(int x);\n\nint early(int x) { return three(x); }\n\n"
+              "static int two(int x) { return x + 2; }\n\n/* See above. */\nstatic int one(int x) { return x + 1; }\n\n"
+              "static int three(int x) { return one(two(x)); }\n\nstatic int four(int x) { return x + 4; }\n"
+              "int all(int x) { return four(early(x)); }\n")
+    text = absent.stated_once(source)
+    expect(text.lstrip() == "/* Used too early. */\nstatic int three(int x);\n\nint early(int x) { return three(x); }\n\n"
+           "/* one: adds 1. two: adds 2. */\nstatic int two(int x) { return x + 2; }\n\n/* See above. */\n"
+           "static int one(int x) { return x + 1; }\n\nstatic int three(int x) { return one(two(x)); }\n\n"
+           "/* Adds 4. */\nstatic int four(int x) { return x + 4; }\nint all(int x) { return four(early(x)); }\n",
+           "prototypes that are needed stay", text)
+
+
 if __name__ == "__main__":
     main(globals())
