@@ -2,7 +2,7 @@
  * in a random order, messages as late as they like, failures in the middle; compared with a ledger
  * that keeps every contribution by itself. MLFAB_SEED=n one random world alone, MLFAB_SCALE=10 ten
  * times as many. */
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "core/coll/partial.h"
 #include "core/base/rng.h"
 
