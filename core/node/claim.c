@@ -113,7 +113,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
     case MLFAB__LINK_PLANNER:
     case MLFAB__LINK_RESHARD:
     case MLFAB__LINK_RESHARD_IN:
-      return node->places[link->peer].info.hand;
+      return node->places[link->peer].info.hand != 0;
     default:
       return 0;
   }
