@@ -53,7 +53,7 @@ OPERATOR = re.compile(r"[+*/<|&]|-(?!>)|(?<!-)>")
 COMMA = re.compile(",")
 EQUAL = re.compile(r"[!=]=|(?<=\s)[<>](?=\s)")
 CALL = re.compile(r"(?!(?:sizeof|offsetof|mlfab__min|mlfab__max)\()\b\w+\(")
-ZERO = {"0": 0, "0u": 0, "NULL": 0, "1": 1}
+KNOWN = {"0": 0, "0u": 0, "NULL": 0, "1": 1}
 
 
 VARIABLE = re.compile(r"(?m)^([ \t]+(?!return\b|goto\b|else\b)(?:[a-z]\w* )+(?:[^;()\n]*, )?)\*?([a-z]\w*)(?:\[[^]]*\])?(?: =([^;]*))?;(?:[ \t]*/\*[^\n]*\*/)?(?=\n|\Z)")
@@ -105,7 +105,7 @@ class Room:
     def fold(self, text):
         """An expression in which absent members are 0: its text, and its value if it is known."""
         if not self.any.search(masked(text)):
-            return text, ZERO.get(text.strip())
+            return text, KNOWN.get(text.strip())
         pieces = split(text, ASSIGN)
         if len(pieces) > 1:
             return "".join(p if i % 2 else self.fold(p)[0] for i, p in enumerate(pieces)), None
@@ -221,7 +221,7 @@ class Room:
             out = re.sub(r"\s*[-+|]\s*\0(?!\s*[*<>=!])", "", out)
             out = re.sub(r"(?:(?<=[(,|+])|(?<==)(?<![=!<>]=)|\A)(\s*)\0\s*[+|]\s*", r"\1", out)
         out = out.replace("\0", "0")
-        return out, ZERO.get(out.strip())
+        return out, KNOWN.get(out.strip())
 
     # ---- statements
 
@@ -556,7 +556,7 @@ def zero_arguments(mask, known={}):
         if mask[use.end()] == "(" and zero.get(name) != set():
             text = mask[use.end() + 1:close(mask, use.end()) - 1]
             values = split(text, COMMA)[::2] if "0" in text or "NULL" in text else []
-        now = {i for i, value in enumerate(values) if ZERO.get(value.strip()) == 0}
+        now = {i for i, value in enumerate(values) if KNOWN.get(value.strip()) == 0}
         zero[name] = zero[name] & now if name in zero else now
     found = {}
     for name, indexes in zero.items():
