@@ -31,12 +31,13 @@ typedef struct link { /* of a worker to another */
   pipe there, back;
 } link;
 
-/* Of a worker. up: its link to server 0 stands. */
-#define MEMBER_FIELDS       \
-  mlfab__comm comm;         \
-  mlfab__requests requests; \
-  int alive, up;            \
-  uint32_t incarnation;     \
+/* Of a worker. up: its link to server 0 stands. barrier: it sends nothing. */
+#define MEMBER_FIELDS            \
+  mlfab__comm comm;              \
+  mlfab__barrier_worker barrier; \
+  mlfab__requests requests;      \
+  int alive, up;                 \
+  uint32_t incarnation;          \
   pipe to_server, from_server
 
 /* Of a world of `most` workers at most. peers_out: links of the first to the second. fails: one allocation in so many

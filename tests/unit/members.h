@@ -83,6 +83,9 @@ static void open_member(uint32_t rank) {
   me->requests.timeout_ns = w->config.timeout_ns;
   assert_int_equal(
       mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
+  memset(&me->barrier, 0, sizeof me->barrier);
+  me->barrier.dead = 1;
+  me->comm.barrier = &me->barrier;
   me->comm.host = 1 + rank % 3; /* members are in another order than ranks */
   me->alive = me->up = 1;
   mlfab__membership_hello(&w->membership, rank, ++me->incarnation, w->now);
