@@ -127,7 +127,7 @@ MEMBERS = [
 ]
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 72882, "core": 43878, "coll": 27218, "minimal": 23719}
+CEILINGS = {"": 72882, "core": 43837, "coll": 27191, "minimal": 23686}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.

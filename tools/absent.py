@@ -99,7 +99,7 @@ class Room:
                 return self.function(left, was)
             if value and value.strip() in ("0", "NULL") and not re.search(r"\b%s = (?:0|NULL)[;,]" % name, was) and not any(
                     re.match(r"\s*(?:[-+|&*/]?=(?!=)|\+\+|--|\[)", text[use.end():]) or re.search(r"(?:[^&]&|\+\+|--)$", text[:use.start()]) for use in uses):
-                return Room([name], self.constants, self.ends, self.dead_ends).function(left, was)
+                return type(self)([name], self.constants, self.ends, self.dead_ends).function(left, was)
         return text
 
     def fold(self, text):
@@ -476,6 +476,13 @@ def drop_types(text):
         else:
             before = re.sub(r"(?:(?<=\n)|\A)/\*(?:(?!\*/).)*\*/\n\Z", "", text[max(0, match.start() - 4000):match.start()], flags=re.S)
             text = text[:max(0, match.start() - 4000)] + before + text[match.end():]
+    for match in reversed(list(re.finditer(r"(?m)^struct (mlfab__\w+) \{.*?\n\};\n", text, re.S))):
+        # Its name is declared before. Nothing but pointers to it is left.
+        if "(*" in match.group() and not re.search(r"\b%s (?!\*|%s;)[\w{]" % (match.group(1), match.group(1)), masked(text.replace(match.group(), ""))):
+            pointers = set(re.findall(r"\b%s (?:const )?\*(\w+)" % match.group(1), text.replace(match.group(), "")))
+            if not any(re.search(r"\b%s->" % name, text) for name in pointers):
+                before = re.sub(r"(?:(?<=\n)|\A)/\*(?:(?!\*/).)*\*/\n\Z", "", text[max(0, match.start() - 4000):match.start()], flags=re.S)
+                text = text[:max(0, match.start() - 4000)] + before + text[match.end():]
     return text
 
 
@@ -585,9 +592,9 @@ def pure(mask):
 
 def without(text, members):
     """The text without these members, rows (struct, member), and all that depends on them; and the problems."""
-    Room.pure = pure(masked(text))
+    without_effect = pure(masked(text))
     forced = [member[:-1] for _, member in members if member.endswith("!")]
-    Room.forced = re.compile(r"(?:->|\.)(?:%s)\b" % ("|".join(forced) or "(?!)"))
+    Here = type("Here", (Room,), {"pure": without_effect, "forced": re.compile(r"(?:->|\.)(?:%s)\b" % ("|".join(forced) or "(?!)"))})
     members = [(struct, member.rstrip("!")) for struct, member in members]
     absent, problems = Members(text, members), []
     for struct, member in members:
@@ -603,7 +610,7 @@ def without(text, members):
     ends, never, zeros = set(), set(), {}
     always = zero_arguments(masked(text))
     while True:
-        room, stuck = Room((), constants, ends, never), set()
+        room, stuck = Here((), constants, ends, never), set()
         out, at, mask, faults = [], 0, masked(text), []
         before = text
         for match in re.finditer(r"(?m)^(?![#}\s/])[^;{}=]*\)[ \n]*\{", mask):
@@ -615,7 +622,7 @@ def without(text, members):
             out.append(text[at:begin + 1])
             at = end - 1
             try:
-                out.append((Room(paths, constants, ends, never) if paths else room).function(text[begin + 1:end - 1]))
+                out.append((Here(paths, constants, ends, never) if paths else room).function(text[begin + 1:end - 1]))
             except Unreachable:
                 stuck.add(own)
                 out.append(text[begin + 1:end - 1])
