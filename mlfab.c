@@ -18396,7 +18396,7 @@ MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__cloc
   if (clock->round_members < in->members) clock->round_members = in->members;
   clock->contributors = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
-    server->peers[w].contributed |= words[w / 32] >> w % 32 & 1;
+    server->peers[w].contributed |= (uint8_t)(words[w / 32] >> w % 32 & 1);
     clock->contributors += server->peers[w].contributed;
   }
 }
