@@ -10074,7 +10074,9 @@ static int hop_told(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind == MLFAB__LINK_WORKER)
     return frame->type == MLFAB__WHERE && node->is_coordinator ? hop_where(node, at, frame)
                                                                : MLFAB_ERR_FRAME;
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
+  if (frame->type != MLFAB__THERE || at.peer != 0 ||
+      mlfab__decode_member(frame->meta, frame->meta_bytes, &there))
+    return MLFAB_ERR_FRAME;
   hop_there(node, &there);
   return 1;
 }
@@ -15909,6 +15911,7 @@ typedef struct mlfab__server_peer {
   uint64_t decided;       /* its progress after the last update decided here */
   uint64_t changed;       /* id of its last answered consistency change */
   mlfab__sync_ask change; /* the change that waits, if its `ask` is not 0 */
+  uint64_t change_turn;   /* ascending in the order of their arrival */
   uint32_t stopped;       /* the reshard attempt that it has stopped for, or 0 */
   int drained;            /* sends nothing more before the slices have moved */
   /* it was told that slices are moving, and must be told when they have moved */
@@ -16259,6 +16262,7 @@ struct mlfab__server {
   int measures;          /* norms of updates are taken: for such a model, or for the keeper */
   int rounds;            /* the model has rounds */
   int changes;           /* some peer's change waits */
+  uint64_t change_turns; /* changes that had to wait so far */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
@@ -16930,6 +16934,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   peer->change = change;
+  peer->change_turn = ++server->change_turns;
   server->due = server->changes = 1;
 }
 
@@ -16941,10 +16946,21 @@ static void clock_install(mlfab__server *server, const mlfab_sync *sync) {
   server->serve.changed = 1;
 }
 
-MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+/* The worker whose change has waited longest, or `workers`. */
+static uint32_t clock_next_change(const mlfab__server *server) {
+  uint32_t first = server->workers;
   for (uint32_t w = 0; server->changes && w < server->workers; w++) {
+    if (server->peers[w].change.ask != 0 &&
+        (first == server->workers ||
+         server->peers[w].change_turn < server->peers[first].change_turn))
+      first = w;
+  }
+  return first;
+}
+
+MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+  for (uint32_t w; (w = clock_next_change(server)) < server->workers;) {
     mlfab__sync_ask *change = &server->peers[w].change;
-    if (change->ask == 0) continue;
     /* Updates leave their open round. */
     if (server->clock.round_members > 0 && !mlfab__sync_rounds(change->consistency.kind)) {
       if (clock_held(server)) return 0;
@@ -17574,7 +17590,7 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* What an update that is applied at once will be. */
+/* The commit of an update that is applied at once. */
 static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;
@@ -18394,20 +18410,34 @@ MLFAB__INTERNAL void mlfab__clock_unite(mlfab__server *server, const mlfab__cloc
   mlfab__clock *clock = &server->clock;
   if (clock->round_members == 0) clock->round_scale = in->scale;
   if (clock->round_members < in->members) clock->round_members = in->members;
-  clock->contributors = 0;
+  uint32_t contributors = 0; /* some may have no bit: the fabric had more workers */
   for (uint32_t w = 0; w < server->workers; w++) {
     server->peers[w].contributed |= (uint8_t)(words[w / 32] >> w % 32 & 1);
-    clock->contributors += server->peers[w].contributed;
+    contributors += server->peers[w].contributed;
+  }
+  if (contributors < clock->contributors) contributors = clock->contributors;
+  clock->contributors = contributors < in->contributors ? in->contributors : contributors;
+}
+
+/* Sets the bits of the workers whose update of the open round was decided here, and is not in the sum: it was refused. */
+MLFAB__INTERNAL void mlfab__clock_holes(const mlfab__server *server, uint32_t *words) {
+  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
+  for (uint32_t w = 0; w < server->workers && server->clock.round_members > 0; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    uint32_t hole = peer->decided > server->clock.v_train && !peer->contributed;
+    words[w / 32] |= hole << w % 32;
   }
 }
 
-/* A number of the model and its round: servers with the same number can go on with sums of each other. But if the optimizer
- * steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
-MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock) {
+/* A number of the model, its round, and these bits of workers: servers with the same number can go on with sums of each other.
+ * But if the optimizer steps with the scale of a sum, the scales of two sums must be the same. 0: no such sum. */
+MLFAB__INTERNAL uint64_t mlfab__clock_round(const mlfab__clock_record *clock,
+                                            const uint32_t *words) {
   mlfab__clock_record round = {.consistency = clock->consistency};
   uint8_t meta[256];
   if (mlfab__sync_rounds(clock->consistency.kind)) round.v_train = clock->v_train;
-  return mlfab__crc32c(0, meta, mlfab__encode_clock_record(meta, &round, NULL));
+  uint32_t bytes = mlfab__encode_clock_record(meta, &round, NULL);
+  return mlfab__crc32c(mlfab__crc32c(0, meta, bytes), words, clock->words * sizeof *words);
 }
 
 MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
@@ -18416,11 +18446,12 @@ MLFAB__INTERNAL double mlfab__clock_scale(const mlfab__server *server,
   return steps ? clock->scale : 0.0;
 }
 
-/* Applies the open round as it is, in one long step. V_train stays. */
-MLFAB__INTERNAL void mlfab__clock_flush(mlfab__server *server) {
-  if (server->clock.round_members == 0) return;
+/* Applies the open round as it is, in one long step. V_train stays. Errors: MEMORY, CALLBACK; the round is refused then. */
+MLFAB__INTERNAL int mlfab__clock_flush(mlfab__server *server) {
+  if (server->clock.round_members == 0) return 0;
   mlfab__clock_close(server, 1);
   mlfab__round_apply(server, MLFAB__NEVER);
+  return server->apply.code;
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
@@ -44641,7 +44672,8 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * stopped.
  *
  * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING, and waits until all its blocks
- * are back. From then on its state is fixed (no update, round, pull or change of models), whoever dies. It creates a
+ * are back. From then on its state is fixed (no update, pull or change of models; a round only if SEND
+ * orders a flush), whoever dies. It creates a
  * store for its new slices beside the current one. SENDING: it sends the slices that leave it (RESHARD_SERVER) to their
  * new owners: weights, optimizer state, the open round's sum, version and commit. Servers send only
  * after all are ready, so every slice reaches a server with room for it. After a link breaks, the server starts again
@@ -44649,7 +44681,7 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * moves the kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
  * that installed it.
  *
- * ABORTING: every server drops the new store and continues as before, unchanged.
+ * ABORTING: every server drops the new store and continues; its open round may have been applied (flush).
  *
  * Out of reach. A server is out of reach when it has had no link for five heartbeats, or has been silent for too
  * long (node.h, Liveness). The same holds for server 0, as seen by a server. The states of a server k other than 0:
@@ -45552,7 +45584,8 @@ static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_
   moved->server = server->number;
   moved->code = code;
   mlfab__clock_told(server, &clock, words);
-  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock);
+  mlfab__clock_holes(server, words);
+  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock, words);
   moved->scale = mlfab__clock_scale(server, &clock);
   snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
@@ -45940,7 +45973,7 @@ static void reshard_server_finish(mlfab__server *server) {
   reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
 }
 
-/* Undoes the attempt: nothing has changed, and the server ignores its later frames. */
+/* Undoes the attempt: no slice has moved, and the server ignores its later frames. */
 static void reshard_server_undo(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_end(server);
@@ -46186,7 +46219,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
     case MLFAB__MOVE_SEND:
       if (!ours) reshard_server_unknown(server, &move);
       if (!ours || !shift->ready || shift->sending) break;
-      if (move.flush) mlfab__clock_flush(server);
+      if (move.flush) (void)mlfab__clock_flush(server);
       reshard_server_send(server);
       break;
     case MLFAB__MOVE_INSTALL:
@@ -50172,13 +50205,14 @@ static void restore_clock_here(mlfab__restore *restore) {
   if (restore->clocked == 2) return;
   mlfab__clock_told(server, &here, words);
   double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
-  int joins = restore->clocked && mlfab__clock_round(&here) == mlfab__clock_round(in) &&
+  int joins = restore->clocked &&
+              mlfab__clock_round(&here, words) == mlfab__clock_round(in, restore->words) &&
               !(scale != 0.0 && other != 0.0 && scale != other);
   restore->clocked = 2;
   if (joins) {
     mlfab__clock_unite(server, in, restore->words);
   } else {
-    mlfab__clock_flush(server);
+    restore->code = mlfab__clock_flush(server);
     mlfab__clock_take(server, in, restore->words);
   }
 }
@@ -50439,7 +50473,9 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     at += n;
     left -= (uint64_t)n;
   }
-  if (restore->code) {
+  if (restore->code == MLFAB_ERR_CALLBACK) {
+    restore_refuse(restore, restore->code, "on_update refuses the open round of a checkpoint");
+  } else if (restore->code) {
     restore_no_memory(restore);
   } else if (why) {
     restore_bad(restore, why);
@@ -68488,7 +68524,7 @@ static bool shm_watch(struct shm *t, int fd, void *what) {
 
 /* Returns the name in "shm:[<host>/]<name>". NULL: it is malformed, or of another host. */
 static const char *shm_name(uint64_t host, const char *address) {
-  if (strncmp(address, "shm:", 4) != 0) return NULL;
+  if (address == NULL || strncmp(address, "shm:", 4) != 0) return NULL;
   const char *at = address + 4, *slash = strchr(at, '/');
   if (slash != NULL) {
     size_t digits = strspn(at, "0123456789abcdef");

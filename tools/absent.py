@@ -1,9 +1,8 @@
-"""Shortens the text of mlfab.c: by what belongs to absent rooms, and by prototypes.
+"""Shortens the text of mlfab.c: members of absent rooms go, and prototypes.
 
-`stated_once` deletes the prototypes of functions whose body stands before their first use.
-A member that only a room sets is 0 without the room. `without` deletes its declaration, takes its value as 0 wherever
-the text reads it, and deletes the functions that nobody calls then. A mistake cannot pass: a use that is not removed does not
-compile, and an assignment of anything but 0 is a problem.
+A member that only a room sets is 0 without the room. `without` deletes its declaration, takes its value as 0 in all expressions,
+and deletes the functions that have no caller then. A wrong row shows: a use that stays fails to compile, and an assignment
+must be of 0. `stated_once` deletes the prototypes of functions whose body stands before their first use.
 """
 import collections
 import re
@@ -83,7 +82,7 @@ class Room:
             "|".join(members + [r"(?<![>.])" + name for name in names] + sorted({*self.constants, *ends, *never})) or "(?!)"))
 
     def function(self, text, was=None):
-        """A function's body, without its own variables that are 0 then, or that nothing reads any more."""
+        """A function's body. Its variables that are 0 then go, and those that are only set."""
         was, text = was or text, self.body(text)
         for match in VARIABLE.finditer(text):
             first, name, value = match.groups()
@@ -206,8 +205,10 @@ class Room:
         while at < len(mask):
             found = self.path.match(text, at) if mask[at] not in ' "' else None
             if found and (at == 0 or not re.match(r"[\w>.]", mask[at - 1])):
-                if re.match(r"\s*(?:->|\.|\(|\[)", mask[found.end():]) or mask[:at].rstrip().endswith("&"):
+                if re.match(r"\s*(?:->|\.|\(|\[)", mask[found.end():]) or re.search(r"(?:\A|[^\w)\]\s]|\breturn)\s*&\s*\Z", mask[:at]):
                     raise Unreachable(text)
+                if mask[:at].rstrip().endswith("&") and not mask[:at].rstrip().endswith("&&"):
+                    raise ValueError("the bits of an absent member: %s" % text)
                 out, at = out + "\0", found.end()
             elif mask[at] in "([{":
                 end = close(mask, at)

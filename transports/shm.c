@@ -395,7 +395,7 @@ static bool shm_watch(struct shm *t, int fd, void *what) {
 
 /* Returns the name in "shm:[<host>/]<name>". NULL: it is malformed, or of another host. */
 static const char *shm_name(uint64_t host, const char *address) {
-  if (strncmp(address, "shm:", 4) != 0) return NULL;
+  if (address == NULL || strncmp(address, "shm:", 4) != 0) return NULL;
   const char *at = address + 4, *slash = strchr(at, '/');
   if (slash != NULL) {
     size_t digits = strspn(at, "0123456789abcdef");

@@ -221,13 +221,14 @@ static void restore_clock_here(mlfab__restore *restore) {
   if (restore->clocked == 2) return;
   mlfab__clock_told(server, &here, words);
   double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
-  int joins = restore->clocked && mlfab__clock_round(&here) == mlfab__clock_round(in) &&
+  int joins = restore->clocked &&
+              mlfab__clock_round(&here, words) == mlfab__clock_round(in, restore->words) &&
               !(scale != 0.0 && other != 0.0 && scale != other);
   restore->clocked = 2;
   if (joins) {
     mlfab__clock_unite(server, in, restore->words);
   } else {
-    mlfab__clock_flush(server);
+    restore->code = mlfab__clock_flush(server);
     mlfab__clock_take(server, in, restore->words);
   }
 }
@@ -487,7 +488,9 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     at += n;
     left -= (uint64_t)n;
   }
-  if (restore->code) {
+  if (restore->code == MLFAB_ERR_CALLBACK) {
+    restore_refuse(restore, restore->code, "on_update refuses the open round of a checkpoint");
+  } else if (restore->code) {
     restore_no_memory(restore);
   } else if (why) {
     restore_bad(restore, why);

@@ -133,7 +133,9 @@ static int hop_told(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind == MLFAB__LINK_WORKER)
     return frame->type == MLFAB__WHERE && node->is_coordinator ? hop_where(node, at, frame)
                                                                : MLFAB_ERR_FRAME;
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
+  if (frame->type != MLFAB__THERE || at.peer != 0 ||
+      mlfab__decode_member(frame->meta, frame->meta_bytes, &there))
+    return MLFAB_ERR_FRAME;
   hop_there(node, &there);
   return 1;
 }

@@ -22,7 +22,8 @@
  * stopped.
  *
  * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING, and waits until all its blocks
- * are back. From then on its state is fixed (no update, round, pull or change of models), whoever dies. It creates a
+ * are back. From then on its state is fixed (no update, pull or change of models; a round only if SEND
+ * orders a flush), whoever dies. It creates a
  * store for its new slices beside the current one. SENDING: it sends the slices that leave it (RESHARD_SERVER) to their
  * new owners: weights, optimizer state, the open round's sum, version and commit. Servers send only
  * after all are ready, so every slice reaches a server with room for it. After a link breaks, the server starts again
@@ -30,7 +31,7 @@
  * moves the kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
  * that installed it.
  *
- * ABORTING: every server drops the new store and continues as before, unchanged.
+ * ABORTING: every server drops the new store and continues; its open round may have been applied (flush).
  *
  * Out of reach. A server is out of reach when it has had no link for five heartbeats, or has been silent for too
  * long (node.h, Liveness). The same holds for server 0, as seen by a server. The states of a server k other than 0:

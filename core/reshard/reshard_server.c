@@ -146,7 +146,8 @@ static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_
   moved->server = server->number;
   moved->code = code;
   mlfab__clock_told(server, &clock, words);
-  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock);
+  mlfab__clock_holes(server, words);
+  moved->round = reshard_server_is_idle(server) ? MLFAB__NEVER : mlfab__clock_round(&clock, words);
   moved->scale = mlfab__clock_scale(server, &clock);
   snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
@@ -528,7 +529,7 @@ static void reshard_server_finish(mlfab__server *server) {
   reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
 }
 
-/* Undoes the attempt: nothing has changed, and the server ignores its later frames. */
+/* Undoes the attempt: no slice has moved, and the server ignores its later frames. */
 static void reshard_server_undo(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_end(server);
@@ -772,7 +773,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
     case MLFAB__MOVE_SEND:
       if (!ours) reshard_server_unknown(server, &move);
       if (!ours || !shift->ready || shift->sending) break;
-      if (move.flush) mlfab__clock_flush(server);
+      if (move.flush) (void)mlfab__clock_flush(server);
       reshard_server_send(server);
       break;
     case MLFAB__MOVE_INSTALL:

@@ -410,7 +410,7 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* What an update that is applied at once will be. */
+/* The commit of an update that is applied at once. */
 static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;

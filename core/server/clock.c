@@ -479,6 +479,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   peer->change = change;
+  peer->change_turn = ++server->change_turns;
   server->due = server->changes = 1;
 }
 
@@ -490,10 +491,21 @@ static void clock_install(mlfab__server *server, const mlfab_sync *sync) {
   server->serve.changed = 1;
 }
 
-MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+/* The worker whose change has waited longest, or `workers`. */
+static uint32_t clock_next_change(const mlfab__server *server) {
+  uint32_t first = server->workers;
   for (uint32_t w = 0; server->changes && w < server->workers; w++) {
+    if (server->peers[w].change.ask != 0 &&
+        (first == server->workers ||
+         server->peers[w].change_turn < server->peers[first].change_turn))
+      first = w;
+  }
+  return first;
+}
+
+MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+  for (uint32_t w; (w = clock_next_change(server)) < server->workers;) {
     mlfab__sync_ask *change = &server->peers[w].change;
-    if (change->ask == 0) continue;
     /* Updates leave their open round. */
     if (server->clock.round_members > 0 && !mlfab__sync_rounds(change->consistency.kind)) {
       if (clock_held(server)) return 0;

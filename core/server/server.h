@@ -138,6 +138,7 @@ typedef struct mlfab__server_peer {
   uint64_t decided;       /* its progress after the last update decided here */
   uint64_t changed;       /* id of its last answered consistency change */
   mlfab__sync_ask change; /* the change that waits, if its `ask` is not 0 */
+  uint64_t change_turn;   /* ascending in the order of their arrival */
   uint32_t stopped;       /* the reshard attempt that it has stopped for, or 0 */
   int drained;            /* sends nothing more before the slices have moved */
   /* it was told that slices are moving, and must be told when they have moved */
@@ -488,6 +489,7 @@ struct mlfab__server {
   int measures;          /* norms of updates are taken: for such a model, or for the keeper */
   int rounds;            /* the model has rounds */
   int changes;           /* some peer's change waits */
+  uint64_t change_turns; /* changes that had to wait so far */
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
