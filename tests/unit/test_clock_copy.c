@@ -34,24 +34,45 @@ static mlfab__clock_record clock_of(uint32_t kind) {
   return c;
 }
 
-/* The same round of the same model has the same number; without rounds only the model counts. */
+/* The same round of the same model has the same number, if the bits of workers are the same;
+ * without rounds the iteration does not count. */
 TEST(test_numbers) {
+  uint32_t words[WORDS] = {0}, others[WORDS] = {2};
   const mlfab__clock_record bsp = clock_of(MLFAB_SYNC_BSP), ssp = clock_of(MLFAB_SYNC_SSP);
   for (uint32_t rounds = 0; rounds < 2; rounds++) {
     const mlfab__clock_record *a = rounds ? &bsp : &ssp;
     mlfab__clock_record b = *a;
-    b.contributors = b.members = b.quiet = b.words = 1;
+    b.contributors = b.members = b.quiet = 1;
     b.attempt = 7;
     b.refused_round = b.threshold = 1;
     b.scale = 2.0;
-    assert_true(mlfab__clock_round(a) == mlfab__clock_round(&b));
+    assert_true(mlfab__clock_round(a, words) == mlfab__clock_round(&b, words));
+    assert_false(mlfab__clock_round(a, words) == mlfab__clock_round(&b, others));
     b.v_train++;
-    assert_int_equal(mlfab__clock_round(a) == mlfab__clock_round(&b), !rounds);
+    assert_int_equal(mlfab__clock_round(a, words) == mlfab__clock_round(&b, words), !rounds);
     b = *a;
     b.consistency.staleness++;
-    assert_false(mlfab__clock_round(a) == mlfab__clock_round(&b));
+    assert_false(mlfab__clock_round(a, words) == mlfab__clock_round(&b, words));
   }
-  assert_false(mlfab__clock_round(&bsp) == mlfab__clock_round(&ssp));
+  assert_false(mlfab__clock_round(&bsp, words) == mlfab__clock_round(&ssp, words));
+}
+
+/* A worker whose update of the open round was refused here is a hole of the round. */
+TEST(test_holes) {
+  uint32_t words[WORDS];
+  begin(MLFAB_OPTIMIZER_SGD);
+  server.clock.v_train = 4;
+  server.clock.round_members = 1;
+  for (uint32_t w = 0; w < server.workers; w++) {
+    server.peers[w].decided = 4 + w % 2;
+    server.peers[w].contributed = w % 4 == 1;
+  }
+  mlfab__clock_holes(&server, words);
+  for (uint32_t w = 0; w < server.workers; w++)
+    assert_int_equal(words[w / 32] >> w % 32 & 1, w % 4 == 3);
+  server.clock.round_members = 0;
+  mlfab__clock_holes(&server, words);
+  for (uint32_t i = 0; i < (server.workers + 31) / 32; i++) assert_int_equal(words[i], 0);
 }
 
 /* The scale of a sum counts if the optimizer steps with it. */
