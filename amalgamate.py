@@ -95,15 +95,16 @@ NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"], "core/coll/attend": ["
          "core/coll/trees": ["COLL", "SCHED"], "core/coll/trees_role": ["COLL", "SCHED"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS", "REPLICA"]}
-# Members that only a room sets: (one of these switches, struct, members). A profile without the switches has neither
-# the members nor the branches that ask for them: see tools/absent.py. "!": the settings decide it, and a build without the
-# switch refuses those.
+# Members that only a room sets: (one of these switches, struct, members). A profile without the switches loses
+# the members, and all branches that ask for them: see tools/absent.py. "!": a setting decides the member, and a build without the
+# switch refuses that setting.
 MEMBERS = [
     ("SPARSE", "mlfab__worker", "sparse packets cache"), ("SPARSE", "mlfab__fetch", "cache"),
     ("SPARSE", "mlfab__server", "sparse came watch"), ("SPARSE", "mlfab__server_pull", "since"),
     ("SPARSE", "mlfab__store", "tags"), ("SPARSE", "mlfab__block", "shadow"),
     ("SCHED", "mlfab__worker", "routes"), ("SCHED", "mlfab__part", "planned!"), ("SCHED", "mlfab__server", "policy sched scheduled!"),
-    ("SCHED", "mlfab__incoming", "group announced unplaced! waits"),
+    ("SCHED", "mlfab__incoming", "group announced unplaced! waits aggregator_rate shape own_bytes all_released"),
+    ("SPARSE", "mlfab__incoming", "packed_end"),
     ("SCHED", "mlfab__server_pull", "expect_ns chunk place spread attempt"), ("SCHED COLL", "mlfab_node", "between"),
     ("RESHARD", "mlfab__worker", "mover moving"), ("RESHARD", "mlfab__server_move", "hooks"),
     ("GROWTH", "mlfab_node", "growth growing"), ("GROWTH", "mlfab__peer", "leaves offered_to"),
@@ -112,7 +113,7 @@ MEMBERS = [
     ("CHECKPOINT", "mlfab__worker", "restores"), ("CHECKPOINT", "mlfab__parts", "checkpoint"),
     ("CHECKPOINT", "mlfab__server_save", "checkpoint"), ("CHECKPOINT REPLICA", "mlfab__server_save", "hooks"),
     ("CHECKPOINT REPLICA", "mlfab__store", "holders own"), ("CHECKPOINT", "mlfab_node", "files filers"),
-    ("CHECKPOINT TELEMETRY", "mlfab", "disk"), ("TELEMETRY", "mlfab", "telemetry"), ("TELEMETRY", "mlfab_node", "tap"),
+    ("CHECKPOINT TELEMETRY", "mlfab", "disk"), ("TELEMETRY", "mlfab", "telemetry"), ("TELEMETRY SCHED", "mlfab_node", "tap"),
     ("LEND", "mlfab__worker", "viewer views"), ("LEND", "mlfab__fetch", "view"), ("LEND", "mlfab__server", "lender lending slab"),
     ("LEND", "mlfab__server_pull", "view"),
     ("DEVICE", "mlfab__worker", "lacks lacks_end"), ("DEVICE", "mlfab__outgoing", "lacks lacks_end stalled"),
@@ -125,7 +126,7 @@ MEMBERS = [
 ]
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 72918, "core": 43853, "coll": 27193, "minimal": 23700}
+CEILINGS = {"": 72884, "core": 43850, "coll": 27187, "minimal": 23693}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.
@@ -638,7 +639,7 @@ def join(parts, title, main_header, profile=None):
 
 
 def shortener():
-    """tools/absent.py. Whoever only makes the simulator may lack that folder."""
+    """The module tools/absent.py. The simulator is made without it: a package may lack that folder."""
     sys.path.insert(0, os.path.join(ROOT, "tools"))
     import absent
     return absent

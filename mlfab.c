@@ -3462,13 +3462,13 @@ CBLAS_ROW(cblas_f32, float, cblas_saxpy, cblas_sscal, cblas_snrm2)
 CBLAS_ROW(cblas_f64, double, cblas_daxpy, cblas_dscal, cblas_dnrm2)
 
 /* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
- * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
- * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
- * effect.
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. Results have the same bits, with two
+ * exceptions: norms, and the choice between two NaNs. scal rounds the product. axpy is called with 1 only, and rounds the
+ * sum. So fusing in the library, the beginning of an array and the processor of a rank have no effect.
  *
- * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
- * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
+ * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does
+ * not test products for NaN. `combine` computes SUM and MEAN only, and ignores `past`. norm2 leaves elements to our own
+ * kernels if its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
   static const mlfab__kernels row = {
       .add = {[MLFAB_F32] = cblas_f32_add, [MLFAB_F64] = cblas_f64_add},
@@ -9813,8 +9813,8 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
   mlfab__claim_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
 }
 
-/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
- * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
+/* May the sender of this frame, on a new link, have the number of the link `holder`? Returns 0: the number is free, or the
+ * holder is an older link of the same process. AGAIN: the sender waits. Other errors: the sender was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
   if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 0;
@@ -15837,24 +15837,22 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* cursor of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;      /* index of its stage plus one, or 0 */
-  int unplaced;        /* is in the list of updates that wait for a plan */
-  int announced;       /* the scheduler knows of it */
-  int counted;         /* `ahead` counts its members in its slices */
-  uint64_t group;      /* number of its group, or 0 */
-  uint32_t waits;      /* members that its group has lost to silence */
-  uint32_t aggregator; /* of its group */
-  uint64_t delay;      /* its delay when it got its place, or was refused one */
-  int withdrawn;       /* its turn decides it as not applied */
-  int refused;         /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;        /* of the bytes taken in, if a consistency model uses it */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
+  uint32_t stage;         /* index of its stage plus one, or 0 */
+  int unplaced;           /* is in the list of updates that wait for a plan */
+  int announced;          /* the scheduler knows of it */
+  int counted;            /* `ahead` counts its members in its slices */
+  uint64_t group;         /* number of its group, or 0 */
+  uint32_t waits;         /* members that its group has lost to silence */
+  uint32_t aggregator;    /* of its group */
+  uint64_t delay;         /* its delay when it got its place, or was refused one */
+  int withdrawn;          /* its turn decides it as not applied */
+  int refused;            /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;           /* of the bytes taken in, if a consistency model uses it */
   double aggregator_rate; /* rate of the aggregator's in-link; 0 or less: unknown */
   uint64_t shape;         /* hash of its segments */
   uint64_t packed_end;    /* offset in the model at which the last received packet ends */
   uint64_t own_bytes;     /* its own push.bytes while push.bytes is that of a packed sum; or 0 */
   int all_released;       /* its aggregator may forward that whole sum, of any length */
-#endif
 } mlfab__incoming;
 
 /* How an update's bytes are written into a slice: see apply.c. */
@@ -44732,9 +44730,8 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * every server. Progress stays, too: a worker has the same progress at all servers (push.c). A held server loses
  * PROGRESS; a server that did not count has no progress of the workers. Every worker gets an answer to HELLO or STOP
  * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A slice
- * takes the clock of its new server. If two servers have different models, or are in different
- * rounds, every server applies its open round as it is before it sends; else the
- * sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
+ * takes the clock of its new server. If the models or rounds of two servers differ, every server first
+ * applies its open round as it is. Otherwise sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
  * takes part in rounds.
  *
  * Invariants. (1) From the first MOVE of an attempt to its end, servers decide nothing. (2) A server installs only
@@ -57217,14 +57214,8 @@ typedef struct mlfab__context_sharing {
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
-/* Tables of groups that may be left out. A call through CONTEXT_DISK, _OBSERVE or _STAGE returns 0 if there is none. */
-typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
-typedef struct mlfab__context_files mlfab__context_files;
-typedef struct mlfab__context_observer mlfab__context_observer;
-
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
 /* File operations in a thread of their own: disk.c. */
-struct mlfab__context_files {
+typedef struct mlfab__context_files {
   /* Begins the operation of an action, as mlfab__disk_begin; the first call makes ctx->disk. */
   int (*begin)(mlfab *ctx, const mlfab_action *action);
   /* If there is a disk: hands ended operations to the node. Returns 1 if there were any. */
@@ -57232,16 +57223,13 @@ struct mlfab__context_files {
   /* Returns 1: operations run and none has ended; 2: one has ended; 0: there are none. */
   int (*waits)(const mlfab *ctx);
   void (*close)(mlfab *ctx, int child);
-};
-#define CONTEXT_DISK(ctx, call) ((ctx)->disk ? (ctx)->files->call : 0)
-#else
-#define CONTEXT_DISK(ctx, call) 0
-#endif
+} mlfab__context_files;
 
-#if MLFAB_WITH_TELEMETRY
+typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
+
 /* Functions that write a context's log, metrics and trace: telemetry.c. They have no effect if the configuration asks
  * for none of these. */
-struct mlfab__context_observer {
+typedef struct mlfab__context_observer {
   /* Called before transports and node. Takes its settings out of *config. Errors: CONFIG, MEMORY. */
   int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
   /* Called for the new node, before the first pump. Errors: UNSUPPORTED, MEMORY. */
@@ -57251,13 +57239,8 @@ struct mlfab__context_observer {
   /* stop: called without the lock, while the node is still there. free: all else is gone. child: in a forked child. */
   void (*stop)(mlfab *ctx, int child);
   void (*free)(mlfab *ctx, int child);
-};
-#define CONTEXT_OBSERVE(ctx, call) ((ctx)->observer ? (ctx)->observer->call : 0)
-#else
-#define CONTEXT_OBSERVE(ctx, call) 0
-#endif
+} mlfab__context_observer;
 
-#if MLFAB_WITH_DEVICE
 /* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
 typedef struct mlfab__context_stager {
   /* Takes over a call that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result
@@ -57284,10 +57267,6 @@ typedef struct mlfab__context_stager {
   /* Called when nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
-#define CONTEXT_STAGE(ctx, call) ((ctx)->stager ? (ctx)->stager->call : 0)
-#else
-#define CONTEXT_STAGE(ctx, call) 0
-#endif
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -57359,11 +57338,11 @@ struct mlfab {
   uint64_t moves_told;                  /* moves when mlfab_progress last returned */
   struct mlfab__calling *callings;      /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
-  int tells;                                  /* a thread is calling a watching function */
-  int lends;                                  /* a transport may keep buffers: ask `keeps` */
-  const mlfab__context_observer *observer;    /* NULL: not compiled in */
-  mlfab__telemetry *telemetry;                /* NULL: not asked for */
-  const struct mlfab__context_stager *stager; /* NULL: no device is attached */
+  int tells;                               /* a thread is calling a watching function */
+  int lends;                               /* a transport may keep buffers: ask `keeps` */
+  const mlfab__context_observer *observer; /* NULL: not compiled in */
+  mlfab__telemetry *telemetry;             /* NULL: not asked for */
+  const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
   const struct mlfab__context_direct *direct;         /* NULL: mlfab_device_share was not called */
   void (*direct_close)(struct mlfab *ctx, int child); /* with `direct` */
@@ -57716,9 +57695,7 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
 }
 
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (action->kind == MLFAB_ACTION_FILE) return ctx->files->begin(ctx, action);
-#endif
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -57749,7 +57726,7 @@ static int context_actions(mlfab *ctx, uint64_t now) {
       mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
       moved = 1;
     }
-  } while (CONTEXT_DISK(ctx, events(ctx, now)));
+  } while (ctx->disk && ctx->files->events(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -57838,7 +57815,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     }
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
-  moved |= CONTEXT_STAGE(ctx, move(ctx));
+  if (ctx->stager) moved |= ctx->stager->move(ctx);
   if (moved || ctx->disk || node->ready_count + node->actions_count + node->nidles > 0)
     moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
@@ -57899,7 +57876,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
-  if (CONTEXT_STAGE(ctx, copies(ctx))) until = mlfab__min(until, now + CONTEXT_COPY_NS);
+  if (ctx->stager && ctx->stager->copies(ctx)) until = mlfab__min(until, now + CONTEXT_COPY_NS);
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
@@ -57907,7 +57884,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  int files = n == 0 ? CONTEXT_DISK(ctx, waits(ctx)) : 0;
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx) : 0;
   if (files) { /* the disk's thread signals `changed` */
     if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
@@ -58314,12 +58291,8 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->freed) ctx->freed(ctx, child);
-#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->stop(ctx, child);
-#endif
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (ctx->disk) ctx->files->close(ctx, child);
-#endif
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -58329,10 +58302,8 @@ static void context_free(mlfab *ctx) {
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
-#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct_close) ctx->direct_close(ctx, child); /* it has no device */
-#endif
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
@@ -58343,9 +58314,7 @@ static void context_free(mlfab *ctx) {
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
   if (ctx->memory && !ctx->arena_runs) ctx->areas->close(ctx);
-#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->free(ctx, child);
-#endif
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* In a child it would wait for threads of the parent that waited there at the fork. */
@@ -58437,7 +58406,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
-  int code = CONTEXT_OBSERVE(ctx, open(ctx, c, error));
+  int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++) {
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
     if (!code || !choices[i].spare) continue;
@@ -58454,12 +58423,12 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
   if (!code && ctx->memory && ctx->node->parts) ctx->areas->share(ctx);
-  if (!code) code = CONTEXT_OBSERVE(ctx, attach(ctx, error));
+  if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
     code = context_start_thread(ctx, c, error);
   }
-  if (!code) code = CONTEXT_OBSERVE(ctx, start(ctx, error));
+  if (!code && observer) code = observer->start(ctx, error);
   if (code) context_stop_thread(ctx);
   if (code) {
     context_free(ctx);
@@ -58572,7 +58541,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 /* Ends a request, as mlfab_cancel. */
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
   ctx->now_ns = mlfab__context_now(ctx);
-  if (CONTEXT_STAGE(ctx, cancel(ctx, id))) return 0;
+  if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
   return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
 }
 
@@ -58586,9 +58555,7 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
   char whom[64] = "the peer", waited[24];
-#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->blame(ctx, id);
-#endif
   if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
   context_keeps(ctx, whom, sizeof whom);
   uint64_t since_ns = now - request->started_ns;
@@ -58660,7 +58627,7 @@ static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
   return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
-         CONTEXT_STAGE(ctx, updates(ctx)) == 0;
+         !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -58738,7 +58705,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   mlfab__context_enter(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
-  if (!code && CONTEXT_STAGE(ctx, copies(ctx)))
+  if (!code && ctx->stager && ctx->stager->copies(ctx))
     *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
   return mlfab__context_leave(ctx, code);
 }
@@ -60052,8 +60019,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared) {
   int taken = 0;
-  int code = CONTEXT_STAGE(ctx, begin(ctx, call, waits, request_p, &taken));
-  (void)waits;
+  int code = ctx->stager ? ctx->stager->begin(ctx, call, waits, request_p, &taken) : 0;
   if (taken || code) return code;
   return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
 }
@@ -60957,8 +60923,7 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
 
 /* Refuses device memory: returns 0, or the error. */
 static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
-  (void)ctx, (void)data, (void)bytes, (void)error; /* used if devices are compiled in */
-  return CONTEXT_STAGE(ctx, refuse(ctx, data, bytes, "a task graph", error));
+  return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
 }
 
 /* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
@@ -61041,7 +61006,8 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
   int code = dag_enter(ctx, 1, &error);
-  if (!code && (code = CONTEXT_STAGE(ctx, settle(ctx))) != 0) error = ctx->node->requests.last;
+  if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
+    error = ctx->node->requests.last;
   if (!code) {
     (void)mlfab__context_arena(ctx);
     code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);

@@ -63,7 +63,7 @@ class Unreachable(Exception):
 
 
 class Room:
-    """What is 0: members; functions that return nothing else; and the functions that do nothing."""
+    """The names that are 0: members, and functions that return nothing else. Also functions that do nothing."""
 
     pure = {"sizeof", "assert", "MLFAB__UNLIKELY", "MLFAB__LIKELY", "MLFAB__COUNT", "UINT64_C", "mlfab__min", "mlfab__max"}
 
@@ -205,10 +205,10 @@ class Room:
         while at < len(mask):
             found = self.path.match(text, at) if mask[at] not in ' "' else None
             if found and (at == 0 or not re.match(r"[\w>.]", mask[at - 1])):
-                if re.match(r"\s*(?:->|\.|\(|\[)", mask[found.end():]) or re.search(r"(?:\A|[^\w)\]\s]|\breturn)\s*&\s*\Z", mask[:at]):
+                if re.match(r"\s*(?:->|\.|\(|\[)", mask[found.end():]):
                     raise Unreachable(text)
-                if mask[:at].rstrip().endswith("&") and not mask[:at].rstrip().endswith("&&"):
-                    raise ValueError("the bits of an absent member: %s" % text)
+                if re.search(r"(?<!&)&\s*\Z", mask[:at]):
+                    raise ValueError("the address, or bits, of an absent member: %s" % text)
                 out, at = out + "\0", found.end()
             elif mask[at] in "([{":
                 end = close(mask, at)

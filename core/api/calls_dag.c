@@ -53,8 +53,7 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
 
 /* Refuses device memory: returns 0, or the error. */
 static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
-  (void)ctx, (void)data, (void)bytes, (void)error; /* used if devices are compiled in */
-  return CONTEXT_STAGE(ctx, refuse(ctx, data, bytes, "a task graph", error));
+  return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
 }
 
 /* `call` may use dag and error; if it sets `request`, DAG_CALL waits for that. */
@@ -137,7 +136,8 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
   int code = dag_enter(ctx, 1, &error);
-  if (!code && (code = CONTEXT_STAGE(ctx, settle(ctx))) != 0) error = ctx->node->requests.last;
+  if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
+    error = ctx->node->requests.last;
   if (!code) {
     (void)mlfab__context_arena(ctx);
     code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);

@@ -129,9 +129,7 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
 }
 
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (action->kind == MLFAB_ACTION_FILE) return ctx->files->begin(ctx, action);
-#endif
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -162,7 +160,7 @@ static int context_actions(mlfab *ctx, uint64_t now) {
       mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
       moved = 1;
     }
-  } while (CONTEXT_DISK(ctx, events(ctx, now)));
+  } while (ctx->disk && ctx->files->events(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -247,7 +245,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     }
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
-  moved |= CONTEXT_STAGE(ctx, move(ctx));
+  if (ctx->stager) moved |= ctx->stager->move(ctx);
   if (moved || ctx->disk || node->ready_count + node->actions_count + node->nidles > 0)
     moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
@@ -308,7 +306,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
-  if (CONTEXT_STAGE(ctx, copies(ctx))) until = mlfab__min(until, now + CONTEXT_COPY_NS);
+  if (ctx->stager && ctx->stager->copies(ctx)) until = mlfab__min(until, now + CONTEXT_COPY_NS);
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
@@ -316,7 +314,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  int files = n == 0 ? CONTEXT_DISK(ctx, waits(ctx)) : 0;
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx) : 0;
   if (files) { /* the disk's thread signals `changed` */
     if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
@@ -718,12 +716,8 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->freed) ctx->freed(ctx, child);
-#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->stop(ctx, child);
-#endif
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
   if (ctx->disk) ctx->files->close(ctx, child);
-#endif
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -733,10 +727,8 @@ static void context_free(mlfab *ctx) {
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
-#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct_close) ctx->direct_close(ctx, child); /* it has no device */
-#endif
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
@@ -747,9 +739,7 @@ static void context_free(mlfab *ctx) {
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
   if (ctx->memory && !ctx->arena_runs) ctx->areas->close(ctx);
-#if MLFAB_WITH_TELEMETRY
   if (ctx->observer) ctx->observer->free(ctx, child);
-#endif
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* In a child it would wait for threads of the parent that waited there at the fork. */
@@ -839,7 +829,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
-  int code = CONTEXT_OBSERVE(ctx, open(ctx, c, error));
+  int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++) {
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
     if (!code || !choices[i].spare) continue;
@@ -856,12 +846,12 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
   if (!code && ctx->memory && ctx->node->parts) ctx->areas->share(ctx);
-  if (!code) code = CONTEXT_OBSERVE(ctx, attach(ctx, error));
+  if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
     code = context_start_thread(ctx, c, error);
   }
-  if (!code) code = CONTEXT_OBSERVE(ctx, start(ctx, error));
+  if (!code && observer) code = observer->start(ctx, error);
   if (code) context_stop_thread(ctx);
   if (code) {
     context_free(ctx);
@@ -973,7 +963,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
   ctx->now_ns = mlfab__context_now(ctx);
-  if (CONTEXT_STAGE(ctx, cancel(ctx, id))) return 0;
+  if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
   return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
 }
 
@@ -987,9 +977,7 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
   char whom[64] = "the peer", waited[24];
-#if MLFAB_WITH_DEVICE
   if (ctx->stager) ctx->stager->blame(ctx, id);
-#endif
   if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
   context_keeps(ctx, whom, sizeof whom);
   uint64_t since_ns = now - request->started_ns;
@@ -1060,7 +1048,7 @@ static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
   return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
-         CONTEXT_STAGE(ctx, updates(ctx)) == 0;
+         !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -1138,7 +1126,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   mlfab__context_enter(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
-  if (!code && CONTEXT_STAGE(ctx, copies(ctx)))
+  if (!code && ctx->stager && ctx->stager->copies(ctx))
     *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
   return mlfab__context_leave(ctx, code);
 }

@@ -70,14 +70,8 @@ typedef struct mlfab__context_sharing {
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
-/* Tables of groups that may be left out. A call through CONTEXT_DISK, _OBSERVE or _STAGE returns 0 if there is none. */
-typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
-typedef struct mlfab__context_files mlfab__context_files;
-typedef struct mlfab__context_observer mlfab__context_observer;
-
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
 /* File operations in a thread of their own: disk.c. */
-struct mlfab__context_files {
+typedef struct mlfab__context_files {
   /* Begins the operation of an action, as mlfab__disk_begin; the first call makes ctx->disk. */
   int (*begin)(mlfab *ctx, const mlfab_action *action);
   /* If there is a disk: hands ended operations to the node. Returns 1 if there were any. */
@@ -85,16 +79,13 @@ struct mlfab__context_files {
   /* Returns 1: operations run and none has ended; 2: one has ended; 0: there are none. */
   int (*waits)(const mlfab *ctx);
   void (*close)(mlfab *ctx, int child);
-};
-#define CONTEXT_DISK(ctx, call) ((ctx)->disk ? (ctx)->files->call : 0)
-#else
-#define CONTEXT_DISK(ctx, call) 0
-#endif
+} mlfab__context_files;
 
-#if MLFAB_WITH_TELEMETRY
+typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
+
 /* Functions that write a context's log, metrics and trace: telemetry.c. They have no effect if the configuration asks
  * for none of these. */
-struct mlfab__context_observer {
+typedef struct mlfab__context_observer {
   /* Called before transports and node. Takes its settings out of *config. Errors: CONFIG, MEMORY. */
   int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
   /* Called for the new node, before the first pump. Errors: UNSUPPORTED, MEMORY. */
@@ -104,13 +95,8 @@ struct mlfab__context_observer {
   /* stop: called without the lock, while the node is still there. free: all else is gone. child: in a forked child. */
   void (*stop)(mlfab *ctx, int child);
   void (*free)(mlfab *ctx, int child);
-};
-#define CONTEXT_OBSERVE(ctx, call) ((ctx)->observer ? (ctx)->observer->call : 0)
-#else
-#define CONTEXT_OBSERVE(ctx, call) 0
-#endif
+} mlfab__context_observer;
 
-#if MLFAB_WITH_DEVICE
 /* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
 typedef struct mlfab__context_stager {
   /* Takes over a call that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result
@@ -137,10 +123,6 @@ typedef struct mlfab__context_stager {
   /* Called when nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
-#define CONTEXT_STAGE(ctx, call) ((ctx)->stager ? (ctx)->stager->call : 0)
-#else
-#define CONTEXT_STAGE(ctx, call) 0
-#endif
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -212,11 +194,11 @@ struct mlfab {
   uint64_t moves_told;                  /* moves when mlfab_progress last returned */
   struct mlfab__calling *callings;      /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
-  int tells;                                  /* a thread is calling a watching function */
-  int lends;                                  /* a transport may keep buffers: ask `keeps` */
-  const mlfab__context_observer *observer;    /* NULL: not compiled in */
-  mlfab__telemetry *telemetry;                /* NULL: not asked for */
-  const struct mlfab__context_stager *stager; /* NULL: no device is attached */
+  int tells;                               /* a thread is calling a watching function */
+  int lends;                               /* a transport may keep buffers: ask `keeps` */
+  const mlfab__context_observer *observer; /* NULL: not compiled in */
+  mlfab__telemetry *telemetry;             /* NULL: not asked for */
+  const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
   const struct mlfab__context_direct *direct;         /* NULL: mlfab_device_share was not called */
   void (*direct_close)(struct mlfab *ctx, int child); /* with `direct` */

@@ -5,8 +5,7 @@
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared) {
   int taken = 0;
-  int code = CONTEXT_STAGE(ctx, begin(ctx, call, waits, request_p, &taken));
-  (void)waits;
+  int code = ctx->stager ? ctx->stager->begin(ctx, call, waits, request_p, &taken) : 0;
   if (taken || code) return code;
   return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
 }

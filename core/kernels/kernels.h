@@ -76,13 +76,13 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 
 #if MLFAB_WITH_CBLAS
 /* A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
- * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, with two
- * exceptions: norms, and of two NaNs either may stay. scal rounds the product, and axpy, which is called with 1 only,
- * rounds the sum. So neither fusing in the library, the beginning of an array, nor the processor of a rank has an
- * effect.
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. Results have the same bits, with two
+ * exceptions: norms, and the choice between two NaNs. scal rounds the product. axpy is called with 1 only, and rounds the
+ * sum. So fusing in the library, the beginning of an array and the processor of a rank have no effect.
  *
- * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does not test products for NaN. `combine` computes SUM and MEAN only, and ignores
- * `past`. norm2 leaves elements to our own kernels if its result would overflow. */
+ * kernels_cblas.c: the row of cblas. Its functions take at most MLFAB__CBLAS_MOST elements of any alignment. `add` does
+ * not test products for NaN. `combine` computes SUM and MEAN only, and ignores `past`. norm2 leaves elements to our own
+ * kernels if its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);

@@ -667,8 +667,8 @@ MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, ui
                                             uint64_t sent_ns);
 /* Sends BEAT_PROBE to the process at the other end if no probe is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* May the sender of this frame, on a new link, have the number of the link `holder`? 0: the number is free, or held by
- * the same process (its old link still stands). Else the sender waits (AGAIN), or was refused. */
+/* May the sender of this frame, on a new link, have the number of the link `holder`? Returns 0: the number is free, or the
+ * holder is an older link of the same process. AGAIN: the sender waits. Other errors: the sender was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame);
 /* Handles the first frames of claims again if the holder has lost its link. */

@@ -82,9 +82,8 @@
  * every server. Progress stays, too: a worker has the same progress at all servers (push.c). A held server loses
  * PROGRESS; a server that did not count has no progress of the workers. Every worker gets an answer to HELLO or STOP
  * before it sends again. It contains the server's value, and a worker that is ahead sends its own again. A slice
- * takes the clock of its new server. If two servers have different models, or are in different
- * rounds, every server applies its open round as it is before it sends; else the
- * sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
+ * takes the clock of its new server. If the models or rounds of two servers differ, every server first
+ * applies its open round as it is. Otherwise sums go on at their new servers. Version tags do not move: in a new epoch caches fetch everything. A server without slices still
  * takes part in rounds.
  *
  * Invariants. (1) From the first MOVE of an attempt to its end, servers decide nothing. (2) A server installs only

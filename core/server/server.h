@@ -64,24 +64,22 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* cursor of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;      /* index of its stage plus one, or 0 */
-  int unplaced;        /* is in the list of updates that wait for a plan */
-  int announced;       /* the scheduler knows of it */
-  int counted;         /* `ahead` counts its members in its slices */
-  uint64_t group;      /* number of its group, or 0 */
-  uint32_t waits;      /* members that its group has lost to silence */
-  uint32_t aggregator; /* of its group */
-  uint64_t delay;      /* its delay when it got its place, or was refused one */
-  int withdrawn;       /* its turn decides it as not applied */
-  int refused;         /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;        /* of the bytes taken in, if a consistency model uses it */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
+  uint32_t stage;         /* index of its stage plus one, or 0 */
+  int unplaced;           /* is in the list of updates that wait for a plan */
+  int announced;          /* the scheduler knows of it */
+  int counted;            /* `ahead` counts its members in its slices */
+  uint64_t group;         /* number of its group, or 0 */
+  uint32_t waits;         /* members that its group has lost to silence */
+  uint32_t aggregator;    /* of its group */
+  uint64_t delay;         /* its delay when it got its place, or was refused one */
+  int withdrawn;          /* its turn decides it as not applied */
+  int refused;            /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;           /* of the bytes taken in, if a consistency model uses it */
   double aggregator_rate; /* rate of the aggregator's in-link; 0 or less: unknown */
   uint64_t shape;         /* hash of its segments */
   uint64_t packed_end;    /* offset in the model at which the last received packet ends */
   uint64_t own_bytes;     /* its own push.bytes while push.bytes is that of a packed sum; or 0 */
   int all_released;       /* its aggregator may forward that whole sum, of any length */
-#endif
 } mlfab__incoming;
 
 /* How an update's bytes are written into a slice: see apply.c. */

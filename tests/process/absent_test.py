@@ -59,7 +59,8 @@ REFUSED = [
     ("b->lid = x ? NULL : (const mlfab__table *)b; return x;", "an absent member is set"),
     ("b->open = x; return x;", "an absent member is set"),
     ("if (turn(x) && b->lid) x++; return x;", "a call stands before"),
-    ("return x & b->open;", "the bits of an absent member"),
+    ("return x & b->open;", "the address, or bits, of an absent member"),
+    ("int *at = &b->open; return *at + x;", "the address, or bits, of an absent member"),
     ("if (turn(x)) x = b->lid->turn(x); return x;", "cannot run"),
     ("if (turn(x)) b->open = 0; return x;", "nothing is left behind"),
 ]

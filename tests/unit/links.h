@@ -31,7 +31,7 @@ typedef struct link { /* of a worker to another */
   pipe there, back;
 } link;
 
-/* Of a worker. up: its link to server 0 stands. barrier: it sends nothing. */
+/* The fields of a worker. Its link to server 0 stands if `up`. Its barrier sends nothing. */
 #define MEMBER_FIELDS            \
   mlfab__comm comm;              \
   mlfab__barrier_worker barrier; \
