@@ -254,10 +254,11 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t
   cursor->offset += frame->bulk_bytes;
 }
 
-/* Sends the clock to `to`, before the slices. */
+/* Sends the clock to `to`, before the slices. A flush may change it until SEND. */
 static void reshard_server_tell_clock(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   mlfab__clock_record clock;
+  if (!server->move.under_way->sending) return;
   mlfab__clock_told(server, &clock, words);
   clock.attempt = server->move.under_way->attempt;
   MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,

@@ -20,6 +20,8 @@
  * Another test injects one fault at each of several moments of a move (test_fault_in_a_move). */
 #include "job.h"
 
+#include <math.h>
+
 enum {
   SERVERS = 4,
   WORKERS = 8,
@@ -676,6 +678,41 @@ static void test_models_differ(void **state) {
   }
 }
 
+/* One of two servers refused an update of the open round. The rounds differ then, so each server applies its own before slices
+ * move: the mean never counts a worker whose update is missing. */
+static void test_refused_update_moves(void **state) {
+  enum { COUNT = 3000, PARTIES = 3 };
+  static double ones[COUNT], broken[COUNT], image[COUNT];
+  mlfab_model_options model = {.size = sizeof model, .slices = 4, .mean = 1};
+  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT}, bad = {0, 0, broken, COUNT};
+  mlfab_request view, other;
+  mlfab_result result;
+  (void)state;
+  model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
+  for (uint32_t i = 0; i < COUNT; i++) ones[i] = broken[i] = 1.0;
+  broken[COUNT - 1] = HUGE_VAL; /* server 1 has the last slices */
+  for (uint32_t to = 0; to < 2; to++) {
+    world w;
+    world_init(&w, PARTIES, 2, 1);
+    world_open(&w, 6 + to);
+    for (uint32_t i = 0; i < PARTIES; i++)
+      OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F64, COUNT));
+    for (uint32_t i = 0; i < PARTIES; i++)
+      OK(w.node[i], mlfab_model_start(w.node[i], &model, NULL, 0));
+    OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
+    assert_int_equal(mlfab_push(w.node[1], &bad, 1, NULL, &result), MLFAB_ERR_NOT_FINITE);
+    assert_int_equal(result.applied, 1);
+    OK(w.node[2], mlfab_set_servers(w.node[2], &to, 1, 20 * SECOND));
+    OK(w.node[0], mlfab_pull_start(w.node[0], &pull, 1, NULL, &view));
+    mlfab_sim_run(w.sim, 500 * MS);
+    assert_false(is_done(w.node[0], view)); /* worker 2 has not pushed */
+    OK(w.node[2], mlfab_push_start(w.node[2], &push, 1, NULL, &other));
+    while (!is_done(w.node[0], view)) sim_step(w.sim);
+    for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 2.0 && image[i] <= 2.0);
+    world_close(&w);
+  }
+}
+
 /* ---- one fault during a move ---- */
 
 /* Three servers; server 0, the leader, holds nothing. A worker moves half of the model from server 1 to
@@ -908,9 +945,8 @@ static void test_fault_in_a_move(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_open_round_moves),
-      cmocka_unit_test(test_models_differ),
-      cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_open_round_moves),     cmocka_unit_test(test_models_differ),
+      cmocka_unit_test(test_refused_update_moves), cmocka_unit_test(test_seeds),
       cmocka_unit_test(test_fault_in_a_move),
   };
   return cmocka_run_group_tests_name("reshard", tests, NULL, NULL);
