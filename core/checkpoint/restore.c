@@ -62,6 +62,14 @@ static void restore_no_memory(mlfab__restore *restore) {
   restore_refuse(restore, MLFAB_ERR_MEMORY, "the server is out of memory for the checkpoint");
 }
 
+/* The server cannot keep a record, or apply an open round. */
+static void restore_fail(mlfab__restore *restore, int code) {
+  if (code == MLFAB_ERR_CALLBACK)
+    restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
+  else
+    restore_no_memory(restore);
+}
+
 static void restore_try(mlfab__restore *restore);
 
 /* Gives this checkpoint up as not whole, and tries the next older one. Once loading has begun, none is left. */
@@ -224,6 +232,7 @@ static void restore_clock_here(mlfab__restore *restore) {
   int joins = restore->clocked &&
               mlfab__clock_round(&here, words) == mlfab__clock_round(in, restore->words) &&
               !(scale != 0.0 && other != 0.0 && scale != other);
+  restore->differs |= restore->clocked && !joins;
   restore->clocked = 2;
   if (joins) {
     mlfab__clock_unite(server, in, restore->words);
@@ -411,7 +420,7 @@ static void restore_load(mlfab__restore *restore) {
     return;
   }
   restore->phase = MLFAB__RESTORE_LOADS;
-  restore->clocked = 0;
+  restore->clocked = restore->differs = 0;
   restore->shard = 0;
   restore_open(restore);
 }
@@ -442,6 +451,11 @@ static void restore_finish(mlfab__restore *restore) {
   for (uint32_t i = 0; i < restore->nparts; i++) {
     if (restore->parts[i].done) continue;
     restore_bad(restore, "the bytes of a slice are not all there");
+    return;
+  }
+  int code = restore->differs ? mlfab__clock_flush(server) : 0;
+  if (code) {
+    restore_fail(restore, code);
     return;
   }
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
@@ -488,10 +502,8 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     at += n;
     left -= (uint64_t)n;
   }
-  if (restore->code == MLFAB_ERR_CALLBACK) {
-    restore_refuse(restore, restore->code, "on_update refuses the open round of a checkpoint");
-  } else if (restore->code) {
-    restore_no_memory(restore);
+  if (restore->code) {
+    restore_fail(restore, restore->code);
   } else if (why) {
     restore_bad(restore, why);
   } else if (event->bulk_bytes == RESTORE_READ) {

@@ -68,6 +68,7 @@ typedef struct mlfab__restore {
   uint32_t nparts;
   uint64_t *pushed; /* by worker */
   int clocked;      /* a clock has been restored: 1; the present shard's has been looked at: 2 */
+  int differs;      /* the open rounds of two shards differ */
   mlfab__clock_record clock; /* the present shard's */
   uint32_t *words, nwords;
 } mlfab__restore;

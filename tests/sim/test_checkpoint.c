@@ -5,6 +5,8 @@
 
 #include "../unit/memory_disk.h"
 
+#include <math.h>
+
 enum { COUNT = 20000, WORKERS = 3 };
 
 /* A scene has one disk and one model, and opens one fabric after the other. */
@@ -245,6 +247,38 @@ static void test_servers(void **state) {
     for (int i = 0; i < DISK_FILES; i++)
       if (!strstr(disk->now[i].path, "-00000001")) disk->now[i].path[0] = 0;
   }
+}
+
+static int push_ones(uint32_t worker, float last) {
+  float u[COUNT];
+  mlfab_buf buf = {1, 0, u, COUNT};
+  for (int i = 0; i < COUNT; i++) u[i] = 1.0f;
+  u[COUNT - 1] = last;
+  return mlfab_push(w.node[worker], &buf, 1, NULL, NULL);
+}
+
+/* One of two servers refused an update of the open round. One server takes both shards, so it applies both rounds as they
+ * are: the mean counts no worker whose update is missing. */
+static void test_rounds_differ(void **state) {
+  (void)state;
+  model.sync = MLFAB_SYNC_BSP;
+  model.optimizer = MLFAB_OPTIMIZER_SGD;
+  model.mean = 1;
+  OPEN(.workers = WORKERS, .servers = 2);
+  start_new();
+  OK(w.node[0], push_ones(0, 1.0f));
+  EXPECT(w.node[1], push_ones(1, HUGE_VALF), MLFAB_ERR_NOT_FINITE);
+  save(2);
+  close_fabric();
+  OPEN(.workers = WORKERS, .servers = 1);
+  start_restored();
+  OK(w.node[2], push_ones(2, 1.0f)); /* completes round 0 */
+  for (int updates = 2; updates <= 3; updates++) {
+    pull(0);
+    for (int i = 0; i < COUNT; i++) assert_true(moved[i] == (float)(i + updates));
+    for (uint32_t i = 0; i < WORKERS; i++) OK(w.node[i], push_ones(i, 1.0f));
+  }
+  close_fabric();
 }
 
 /* Fewer and more workers; slices that have moved. */
@@ -760,7 +794,7 @@ int main(void) {
       SCENE(test_directories),       SCENE(test_history_of_a_copy),
       SCENE(test_histories),         SCENE(test_one_history),
       SCENE(test_disagree),          SCENE(test_asker_dies),
-      SCENE(test_damaged_shard),
+      SCENE(test_damaged_shard),     SCENE(test_rounds_differ),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
