@@ -603,13 +603,13 @@ def without(text, members):
             text = drop_member(text, struct, member)
         except ValueError as error:
             problems.append(str(error))
+    always = zero_arguments(masked(text))
     for name in set(re.findall(r"(?m)^#define (\w+) NULL$", text)):
         if len(re.findall(r"#define %s\b" % name, text)) == 1:
             text = re.sub(r"\b%s\b" % name, "NULL", re.sub(r"(?m)^#define %s NULL\n" % name, "", text))
     # The tables of absent rooms.
     constants = {name: "0" for name in re.findall(r"(?m)^ABSENT_TABLE\(.*?(\w+)\(void\)\)$", text)}
     ends, never, zeros = set(), set(), {}
-    always = zero_arguments(masked(text))
     while True:
         room, stuck = Here((), constants, ends, never), set()
         out, at, mask, faults = [], 0, masked(text), []
