@@ -13535,7 +13535,7 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, u
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
-    /* What a server has told of a view stays, and it is told when the view ends. */
+    /* A server's words about a view stay; the end of the view tells them. */
     if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting ||
         fetch->after_seq <= seq)
       continue;
@@ -14030,8 +14030,8 @@ MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
   return mlfab__port_chunk(&worker->port, server, worker->config->chunk_bytes);
 }
 
-/* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
- * piece ends at the end of a page, so that the later ones begin at pages: a transport can avoid copying whole pages only. */
+/* A piece lies within one source and one run of the server's slices. If a run begins inside a page of the source, the first
+ * piece ends at the end of a page, so that the later pieces begin at pages: a transport can avoid copying whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -15895,7 +15895,7 @@ typedef struct mlfab__server_pull {
   uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
   uint64_t spread; /* the spread that forwards it, or 0: answered directly */
   uint32_t aggregator;
-  /* number of its newest route, ascending over the server; workers ignore frames of older ones */
+  /* number of its newest route, ascending over the server; workers ignore frames of older routes */
   uint32_t attempt;
 } mlfab__server_pull;
 
@@ -16085,15 +16085,15 @@ typedef struct mlfab__commit {
   int part; /* it leaves some slices as they are */
 } mlfab__commit;
 
-/* What pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
+/* The state that pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
 enum mlfab__shows { MLFAB__SHOWS_NOTHING, MLFAB__SHOWS_PINNED, MLFAB__SHOWS_ALL };
 
-/* What a server with a replica may do, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
+/* The rights of a server with a replica, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
 typedef struct mlfab__server_keeper {
   void (*free)(mlfab__server *server);
   void (*model)(mlfab__server *server); /* there is a new model */
   void (*stop)(mlfab__server *server);  /* it is about to be freed */
-  /* What of such a model cannot be kept close to a replica's, or NULL. */
+  /* The name of a feature that a replica cannot follow, or NULL. */
   const char *(*refuses)(const mlfab__server *server, const mlfab_model_options *options);
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
@@ -16104,7 +16104,7 @@ typedef struct mlfab__server_keeper {
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
   void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
-  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__keeper_offer. */
+  /* The state that pulls may read now. When it changes to ALL, the keeper calls mlfab__keeper_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
   const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
@@ -16273,7 +16273,7 @@ struct mlfab__server {
   mlfab__memory *memory; /* of the model: of a device, or NULL */
   mlfab__slab *slab;     /* of the blocks, in memory of the host; or NULL */
   uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
-  /* What the next mlfab__server_advance has to do. */
+  /* Work for the next mlfab__server_advance. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
   int regroups; /* the weights of groups have changed */
@@ -16306,7 +16306,7 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 
-/* What this worker is told of its decided updates when it has lost answers. */
+/* The words for this worker about its decided updates, if it has lost answers. */
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
@@ -16332,7 +16332,7 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
          pull->spread == 0;
 }
-/* What pulls may read now. */
+/* The state that pulls may read now. */
 static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
   return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
 }
@@ -17509,7 +17509,7 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
              : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                        : MLFAB_ERR_WITHDRAWN;
   server->stats->updates_repeated += push->members;
-  /* Later ones may be decided, too, which the worker will be told by their own answers. */
+  /* Later updates may be decided, too. The worker is told so by their own answers. */
   uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
   apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
@@ -17892,7 +17892,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   return 1;
 }
 
-/* Takes in the bytes that are here: `data`, or the staged ones. */
+/* Takes in the bytes that are here: `data`, or the staged bytes. */
 static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   return data ? update->codec->consume(server, update, data, update->received)
               : apply_unstage(server, update);
@@ -18802,7 +18802,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
   return chunks < 2 ? 2 : chunks;
 }
 
-/* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
+/* The pull that sends next: unplaced (small) pulls first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
@@ -19217,7 +19217,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
                        hello->incarnation, 0, "joined again");
   if (fresh) {
-    /* A new process does not know that the old one said "no more data". What the old one contributed stays
+    /* A new process does not know that the old process said "no more data". The old process's share stays
      * in the open round; rounds wait for the new process from the next one on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;
@@ -20009,7 +20009,7 @@ typedef struct mlfab__dag {
   uint32_t required; /* operations that are not optional */
   /* The round. */
   uint32_t *missing; /* dependencies until it starts */
-  uint32_t *queue;   /* READY ones from queue_head on; each enters once a round */
+  uint32_t *queue;   /* READY tasks from queue_head on; each enters once a round */
   uint8_t *state;
   uint8_t *triggered;
   uint32_t queue_head, queue_end;
@@ -24067,7 +24067,7 @@ typedef struct mlfab__comm {
   uint64_t round;          /* the largest partial round that is over, plus one */
   mlfab__comm_object
       *graves; /* list: removed objects, to be freed when links no longer read their memory */
-  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
+  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial */
   /* Content of MEMBERSHIP: memory for others of the host, from the context; nonce 0: none. The host, and its link's
    * bytes a second. */
   uint32_t arena_pid;
@@ -24411,7 +24411,7 @@ static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
   return code;
 }
 
-/* Sends a message of several stretches; joins small ones. */
+/* Sends a message of several stretches; joins small stretches. */
 static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
@@ -32115,7 +32115,7 @@ MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, u
   return code;
 }
 
-/* Returns a mark of the current reservations; undo removes all later ones, bit for bit. */
+/* Returns a mark of the current reservations; undo removes all later reservations, bit for bit. */
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net) { return net->nchanges; }
 
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark) {
@@ -32254,7 +32254,7 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
  * Interpretations, where the text leaves a choice. The position counts applied updates only, since eq. 9 is about
  * versions and a dropped update does not change one. An update whose dl has passed is no candidate, so it stays unsent.
  * It becomes a candidate again if a position is given back. Among several due updates the fastest goes, and among
- * equally fast ones the first in the list. Look-ahead compares an update picked for its deadline with the next pick,
+ * equally fast updates the first in the list. Look-ahead compares an update picked for its deadline with the next pick,
  * and, if that one is discarded, again with the following pick; it keeps the update if they are equal. An update picked
  * as the shortest needs no look-ahead. An update that cannot arrive is no candidate, either.
  *
@@ -33020,7 +33020,7 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
  * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each aggregator,
  * whose sums go to the server. A member must be at its aggregator by t_max, the time at which everything before its
  * group is at the server, so that the server's NIC never waits for an aggregate. Among all n, that whose last update is
- * applied first wins; among equal ones the smallest.
+ * applied first wins; among equal numbers n the smallest.
  *
  * Interpretations, where the text leaves a choice. The rule also holds for the first group and for n = 0.
  * The last group is sent like the others, and counted. An aggregator that no update reaches in time is
@@ -34137,7 +34137,7 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* The entry of one update; `position`: from 1, or one behind the last for dropped ones. */
+/* The entry of one update; `position`: from 1, or one behind the last for dropped updates. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];
@@ -34156,7 +34156,7 @@ static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uin
 }
 
 /* Writes the applied updates in the order of commits, then those that Alg. 3 could not place, as dropped,
- * then the other dropped ones. */
+ * then the other dropped updates. */
 static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, uint32_t ordered,
                            mlfab__planned *out) {
   uint32_t applied = 0;
@@ -34180,7 +34180,7 @@ static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, u
 }
 
 /* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for each). Fills
- * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped ones in the order of the
+ * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped updates in the order of the
  * list. choice_p (may be NULL): the case of Alg. 3; its time is when the last update is applied, or never if a list
  * cannot be planned as a whole. Errors: ARGUMENT (a node that does not exist; bytes, an available time or a backlog
  * that is negative or NaN), MEMORY; nothing is reserved then. */
@@ -34472,7 +34472,7 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
  * of their numbers. How: the network is rebuilt from the last reported capacities. Transfers that are placed and not
  * over are reserved again, in their order, with their remaining bytes; t_max starts at their end. Then the batch is
  * planned on the rest of the network, and sent to all servers in the same order. An unknown capacity counts as the mean
- * of the known ones, or 10 Gbit/s.
+ * of the known capacities, or 10 Gbit/s.
  *
  * A server with waiting items gets a plan once a heartbeat, possibly without entries. So it can tell a scheduler that
  * holds transfers back from a scheduler that has stopped, which it treats as lost (client.h).
@@ -35460,7 +35460,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
 
 /* --- pulls --- */
 
-/* Serves all pulls from the server, in order; unreachable ones wait. */
+/* Serves all pulls from the server, in order; unreachable pulls wait. */
 static int batch_serve(mlfab__scheduler *s) {
   s->k = 0;
   for (uint32_t i = 0; i < s->nbatch; i++) {
@@ -35879,7 +35879,7 @@ MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p) {
 
 /* --- hosts --- */
 
-/* Assumes the mean of the known capacities for the unknown ones; cut links do not count. */
+/* Assumes the mean of the known capacities for each unknown capacity; cut links do not count. */
 static void scheduler_alike(mlfab__scheduler *s) {
   double sum[2] = {0.0, 0.0};
   uint32_t n[2] = {0, 0};
@@ -39476,7 +39476,7 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
 
 enum { SPREAD_MOVING = 2 };
 
-/* Tells the worker the new route; it ignores frames of older ones. */
+/* Tells the worker the new route; it ignores frames of older routes. */
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
@@ -44576,7 +44576,7 @@ typedef struct mlfab__frozen { /* worker -> server 0 */
   uint32_t unreached; /* one of those servers, out of its reach; or MLFAB__NO_NODE */
 } mlfab__frozen;
 
-/* On BEGIN and OVER the server forgets undecided updates, and HELLO_ACK reports the decided ones. */
+/* On BEGIN and OVER the server forgets undecided updates, and HELLO_ACK reports the decided updates. */
 enum mlfab__stop_kind {
   MLFAB__STOP_BEGIN = 0,
   MLFAB__STOP_DRAINED = 1, /* the worker sends nothing more until the slices have moved */
@@ -50840,7 +50840,7 @@ static int collect_slice(mlfab__collect *collect, const mlfab__checkpoint_slice 
   return 0;
 }
 
-/* Exchanges the store's places with the collected ones. */
+/* Exchanges the store's places with the collected places. */
 static void collect_exchange(mlfab__collect *collect) {
   mlfab__store *store = &collect->server->store;
   uint32_t *w = store->w, *sum = store->sum;

@@ -127,8 +127,8 @@
  *    workers of a fabric; with collectives                   65,536; 1,024
  *    servers; slices of a model                              4,096; 4,096
  *
- * What often goes wrong
- * ---------------------
+ * Frequent mistakes
+ * -----------------
  * - A timeout of 300 s is long while you try things: set MLFAB_TIMEOUT_MS=10000.
  * - With BSP and DROP each worker's push is one update of the round. A worker that pushes tensor by tensor must set
  *   MLFAB_PUSH_MORE in all pushes but the last, or each tensor counts as a round.
@@ -373,8 +373,8 @@ enum mlfab_scheduler_kind {
 /* How large pushes and pulls travel in a fabric with a scheduler (MLfabric §3 to §5.2, §10.2, §10.3). A worker
  * announces a push of more than eager_bytes. The scheduler plans it over the measured links: when it travels, and
  * whether it goes directly or through an aggregator, a worker that adds up several updates. The model comes back
- * through distributors, workers that pass it on. Small pushes and pulls are sent at once and queue behind the planned
- * ones. Without its scheduler a fabric goes on: servers take updates in the order of announcement, and keep to
+ * through distributors, workers that pass it on. Small pushes and pulls are sent at once, and queue behind planned
+ * transfers. Without its scheduler a fabric goes on: servers take updates in the order of announcement, and keep to
  * delay_bound. */
 typedef struct mlfab_schedule {
   uint32_t size;
@@ -1452,7 +1452,7 @@ MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line);
 typedef struct mlfab_update_info {
   uint32_t worker, incarnation;
   uint64_t seq;     /* of the first update in the commit */
-  uint32_t members; /* updates in the commit: 1, or merged small ones, or those of a round */
+  uint32_t members; /* updates in the commit: 1, or merged small updates, or those of a round */
   uint32_t server;
   uint64_t delay;   /* the largest over the slices that it changes */
   uint64_t version; /* of the first of these slices, before the commit */

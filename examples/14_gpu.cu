@@ -8,7 +8,7 @@
  * gradient descent. cuBLAS multiplies its matrices, and a few small kernels do the rest. MLFAB_CONSISTENCY
  * says who waits for whom (bsp, ssp, ...; asynchronous without it).
  *
- * The data are those of MNIST, in the folder `mnist` of MLFAB_DATA or of ~/.cache/mlfab. Where there are none,
+ * The data are those of MNIST, in the folder `mnist` of MLFAB_DATA or of ~/.cache/mlfab. If there are none,
  * the program generates ten classes of images from a seed. Without a GPU it says so, and computes the same on
  * the host. Worker 0 evaluates the model on the test images after every epoch, and its exit status is 0 only if the
  * network has learned: an accuracy above 0.9, or for generated images a loss below a third of the first one.

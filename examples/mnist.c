@@ -10,10 +10,10 @@
  * descent. Compiled with -DMNIST_WITH_CBLAS=1, as make does where it finds OpenBLAS or another cblas, it
  * multiplies the matrices of a whole batch by cblas_sgemm; else, and with --loops, it takes one image after the
  * other. Both add the same numbers in another order. The data are the original idx files of MNIST, as they are or gzipped, in the folder
- * `mnist` of MLFAB_DATA or of ~/.cache/mlfab. Where there are none, the task is the
+ * `mnist` of MLFAB_DATA or of ~/.cache/mlfab. If there are none, the task is the
  * 8,192-dimensional hyperplane regression of eagerSGD §6.2.1, which is generated from a seed.
  *
- * What is printed is for people and for tools/demo.py: words and values separated by blanks.
+ * The output is for people and for tools/demo.py: words and values separated by blanks.
  *   progress rank R step S version V epoch E loss L images_per_s I      about twice a second
  *   result rank R updates U ...                                         once, at the end
  *   accuracy A           (of worker 0: on the test images; "loss L zero_loss Z" of the hyperplane)
@@ -72,7 +72,7 @@ struct images {
   size_t n;
 };
 
-/* What is trained: the sizes of its tensors, and how to compute with them. */
+/* The network: the sizes of its tensors, and how to compute with them. */
 struct task {
   size_t tensors, count[TENSORS_MAX];
   size_t samples; /* in the whole training set */
@@ -260,7 +260,7 @@ static void multiply(int transposed_a, int transposed_b, size_t m, size_t n, siz
               (int)(transposed_a ? m : k), b, (int)(transposed_b ? k : n), beta, c, (int)n);
 }
 
-/* What a batch needs besides weights and gradients: a row a sample of each. */
+/* Memory of a batch besides weights and gradients: a row a sample of each. */
 struct batch {
   size_t room; /* samples */
   float *x, *hidden, *back, *out;
@@ -549,7 +549,7 @@ static int work(struct worker *me) {
   if (mlfab_barrier(me->fabric, NULL)) return failed(me, "the first barrier");
   double begin = now_s();
   if (train(me)) return 1;
-  /* Where others may be waiting for this worker's next update they have to hear that there is none. */
+  /* If others may wait for this worker's next update, they have to hear that there is none. */
   int counts = me->options->sync.kind > MLFAB_SYNC_BSP;
   if (counts ? mlfab_finish(me->fabric, 0) : mlfab_barrier(me->fabric, NULL))
     return failed(me, "the end of the training");

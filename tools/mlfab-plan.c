@@ -395,7 +395,7 @@ static uint32_t read_updates(input *in, const char *keyword, mlfab__candidate **
   return n;
 }
 
-/* The ids of the updates, and that those of punted ones differ from them. */
+/* The ids of the updates, and that those of punted updates differ from them. */
 static void read_ids(input *in) {
   uint32_t n = in->batch.n, punted = in->replica.npunted;
   in->ids = memory_for(in, (size_t)n + punted, sizeof *in->ids);

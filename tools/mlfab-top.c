@@ -30,7 +30,7 @@
 
 enum { STATE_JOINS, STATE_READY, STATE_FAILED, STATE_CLOSED, STATE_DEAD, STATE_STALE };
 
-/* What one file said. */
+/* The content of one file. */
 typedef struct sample {
   double opened, written; /* seconds of the wall clock */
   double state;

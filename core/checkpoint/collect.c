@@ -238,7 +238,7 @@ static int collect_slice(mlfab__collect *collect, const mlfab__checkpoint_slice 
   return 0;
 }
 
-/* Exchanges the store's places with the collected ones. */
+/* Exchanges the store's places with the collected places. */
 static void collect_exchange(mlfab__collect *collect) {
   mlfab__store *store = &collect->server->store;
   uint32_t *w = store->w, *sum = store->sum;

@@ -144,7 +144,7 @@ typedef struct mlfab__comm {
   uint64_t round;          /* the largest partial round that is over, plus one */
   mlfab__comm_object
       *graves; /* list: removed objects, to be freed when links no longer read their memory */
-  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
+  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial */
   /* Content of MEMBERSHIP: memory for others of the host, from the context; nonce 0: none. The host, and its link's
    * bytes a second. */
   uint32_t arena_pid;

@@ -89,7 +89,7 @@ typedef struct mlfab__dag {
   uint32_t required; /* operations that are not optional */
   /* The round. */
   uint32_t *missing; /* dependencies until it starts */
-  uint32_t *queue;   /* READY ones from queue_head on; each enters once a round */
+  uint32_t *queue;   /* READY tasks from queue_head on; each enters once a round */
   uint8_t *state;
   uint8_t *triggered;
   uint32_t queue_head, queue_end;

@@ -60,7 +60,7 @@ static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
   return code;
 }
 
-/* Sends a message of several stretches; joins small ones. */
+/* Sends a message of several stretches; joins small stretches. */
 static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);

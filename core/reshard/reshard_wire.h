@@ -29,7 +29,7 @@ typedef struct mlfab__frozen { /* worker -> server 0 */
   uint32_t unreached; /* one of those servers, out of its reach; or MLFAB__NO_NODE */
 } mlfab__frozen;
 
-/* On BEGIN and OVER the server forgets undecided updates, and HELLO_ACK reports the decided ones. */
+/* On BEGIN and OVER the server forgets undecided updates, and HELLO_ACK reports the decided updates. */
 enum mlfab__stop_kind {
   MLFAB__STOP_BEGIN = 0,
   MLFAB__STOP_DRAINED = 1, /* the worker sends nothing more until the slices have moved */

@@ -720,7 +720,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
 
 /* --- pulls --- */
 
-/* Serves all pulls from the server, in order; unreachable ones wait. */
+/* Serves all pulls from the server, in order; unreachable pulls wait. */
 static int batch_serve(mlfab__scheduler *s) {
   s->k = 0;
   for (uint32_t i = 0; i < s->nbatch; i++) {

@@ -4,7 +4,7 @@
  * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each aggregator,
  * whose sums go to the server. A member must be at its aggregator by t_max, the time at which everything before its
  * group is at the server, so that the server's NIC never waits for an aggregate. Among all n, that whose last update is
- * applied first wins; among equal ones the smallest.
+ * applied first wins; among equal numbers n the smallest.
  *
  * Interpretations, where the text leaves a choice. The rule also holds for the first group and for n = 0.
  * The last group is sent like the others, and counted. An aggregator that no update reaches in time is

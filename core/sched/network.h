@@ -178,7 +178,7 @@ MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, u
  * with nothing changed. */
 MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, uint32_t to,
                                            const mlfab__stretch *pieces, uint32_t n);
-/* Returns a mark of the current reservations; undo removes all later ones, bit for bit. */
+/* Returns a mark of the current reservations; undo removes all later reservations, bit for bit. */
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
 /* Makes all reservations permanent; marks become invalid. */

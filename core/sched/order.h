@@ -10,7 +10,7 @@
  * Interpretations, where the text leaves a choice. The position counts applied updates only, since eq. 9 is about
  * versions and a dropped update does not change one. An update whose dl has passed is no candidate, so it stays unsent.
  * It becomes a candidate again if a position is given back. Among several due updates the fastest goes, and among
- * equally fast ones the first in the list. Look-ahead compares an update picked for its deadline with the next pick,
+ * equally fast updates the first in the list. Look-ahead compares an update picked for its deadline with the next pick,
  * and, if that one is discarded, again with the following pick; it keeps the update if they are equal. An update picked
  * as the shortest needs no look-ahead. An update that cannot arrive is no candidate, either.
  *

@@ -58,7 +58,7 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* The entry of one update; `position`: from 1, or one behind the last for dropped ones. */
+/* The entry of one update; `position`: from 1, or one behind the last for dropped updates. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];
@@ -77,7 +77,7 @@ static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uin
 }
 
 /* Writes the applied updates in the order of commits, then those that Alg. 3 could not place, as dropped,
- * then the other dropped ones. */
+ * then the other dropped updates. */
 static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, uint32_t ordered,
                            mlfab__planned *out) {
   uint32_t applied = 0;

@@ -62,7 +62,7 @@ typedef struct mlfab__planner {
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
 /* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for each). Fills
- * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped ones in the order of the
+ * `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped updates in the order of the
  * list. choice_p (may be NULL): the case of Alg. 3; its time is when the last update is applied, or never if a list
  * cannot be planned as a whole. Errors: ARGUMENT (a node that does not exist; bytes, an available time or a backlog
  * that is negative or NaN), MEMORY; nothing is reserved then. */

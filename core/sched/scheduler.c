@@ -147,7 +147,7 @@ MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p) {
 
 /* --- hosts --- */
 
-/* Assumes the mean of the known capacities for the unknown ones; cut links do not count. */
+/* Assumes the mean of the known capacities for each unknown capacity; cut links do not count. */
 static void scheduler_alike(mlfab__scheduler *s) {
   double sum[2] = {0.0, 0.0};
   uint32_t n[2] = {0, 0};

@@ -20,7 +20,7 @@
  * of their numbers. How: the network is rebuilt from the last reported capacities. Transfers that are placed and not
  * over are reserved again, in their order, with their remaining bytes; t_max starts at their end. Then the batch is
  * planned on the rest of the network, and sent to all servers in the same order. An unknown capacity counts as the mean
- * of the known ones, or 10 Gbit/s.
+ * of the known capacities, or 10 Gbit/s.
  *
  * A server with waiting items gets a plan once a heartbeat, possibly without entries. So it can tell a scheduler that
  * holds transfers back from a scheduler that has stopped, which it treats as lost (client.h).

@@ -36,7 +36,7 @@
 
 enum { SPREAD_MOVING = 2 };
 
-/* Tells the worker the new route; it ignores frames of older ones. */
+/* Tells the worker the new route; it ignores frames of older routes. */
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;

@@ -332,7 +332,7 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
              : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                        : MLFAB_ERR_WITHDRAWN;
   server->stats->updates_repeated += push->members;
-  /* Later ones may be decided, too, which the worker will be told by their own answers. */
+  /* Later updates may be decided, too. The worker is told so by their own answers. */
   uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
   apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
@@ -708,7 +708,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   return 1;
 }
 
-/* Takes in the bytes that are here: `data`, or the staged ones. */
+/* Takes in the bytes that are here: `data`, or the staged bytes. */
 static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   return data ? update->codec->consume(server, update, data, update->received)
               : apply_unstage(server, update);

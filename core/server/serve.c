@@ -345,7 +345,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
   return chunks < 2 ? 2 : chunks;
 }
 
-/* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
+/* The pull that sends next: unplaced (small) pulls first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);

@@ -179,7 +179,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
                        hello->incarnation, 0, "joined again");
   if (fresh) {
-    /* A new process does not know that the old one said "no more data". What the old one contributed stays
+    /* A new process does not know that the old process said "no more data". The old process's share stays
      * in the open round; rounds wait for the new process from the next one on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;

@@ -122,7 +122,7 @@ typedef struct mlfab__server_pull {
   uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
   uint64_t spread; /* the spread that forwards it, or 0: answered directly */
   uint32_t aggregator;
-  /* number of its newest route, ascending over the server; workers ignore frames of older ones */
+  /* number of its newest route, ascending over the server; workers ignore frames of older routes */
   uint32_t attempt;
 } mlfab__server_pull;
 
@@ -312,15 +312,15 @@ typedef struct mlfab__commit {
   int part; /* it leaves some slices as they are */
 } mlfab__commit;
 
-/* What pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
+/* The state that pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
 enum mlfab__shows { MLFAB__SHOWS_NOTHING, MLFAB__SHOWS_PINNED, MLFAB__SHOWS_ALL };
 
-/* What a server with a replica may do, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
+/* The rights of a server with a replica, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
 typedef struct mlfab__server_keeper {
   void (*free)(mlfab__server *server);
   void (*model)(mlfab__server *server); /* there is a new model */
   void (*stop)(mlfab__server *server);  /* it is about to be freed */
-  /* What of such a model cannot be kept close to a replica's, or NULL. */
+  /* The name of a feature that a replica cannot follow, or NULL. */
   const char *(*refuses)(const mlfab__server *server, const mlfab_model_options *options);
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
@@ -331,7 +331,7 @@ typedef struct mlfab__server_keeper {
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
   void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
-  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__keeper_offer. */
+  /* The state that pulls may read now. When it changes to ALL, the keeper calls mlfab__keeper_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
   const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
@@ -500,7 +500,7 @@ struct mlfab__server {
   mlfab__memory *memory; /* of the model: of a device, or NULL */
   mlfab__slab *slab;     /* of the blocks, in memory of the host; or NULL */
   uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
-  /* What the next mlfab__server_advance has to do. */
+  /* Work for the next mlfab__server_advance. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
   int regroups; /* the weights of groups have changed */
@@ -645,7 +645,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost);
-/* What this worker is told of its decided updates when it has lost answers. */
+/* The words for this worker about its decided updates, if it has lost answers. */
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
@@ -781,7 +781,7 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
          pull->spread == 0;
 }
-/* What pulls may read now. */
+/* The state that pulls may read now. */
 static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
   return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
 }

@@ -281,7 +281,7 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server, u
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
-    /* What a server has told of a view stays, and it is told when the view ends. */
+    /* A server's words about a view stay; the end of the view tells them. */
     if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting ||
         fetch->after_seq <= seq)
       continue;
