@@ -16889,14 +16889,13 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Sets *error and returns a code if the change is impossible, else 0. */
-static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
-  int rounds = mlfab__sync_rounds(sync->kind);
+/* Can this server follow the consistency model? Errors: ARGUMENT, UNSUPPORTED. */
+MLFAB__INTERNAL int mlfab__clock_check(const mlfab__server *server, const mlfab_sync *sync,
+                                       mlfab_error *error) {
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
+  int rounds = mlfab__sync_rounds(sync->kind);
   if (code) return code;
-  if (server->phase != MLFAB__MODEL_STANDS)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
@@ -16914,7 +16913,6 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
                                       const mlfab__frame_in *frame) {
   mlfab__sync_ask change;
   mlfab_error error;
-  error.text[0] = 0;
   if (mlfab__port_refuse(
           &server->port, worker, frame,
           mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
@@ -16926,7 +16924,9 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = clock_refuse(server, &change.consistency, &error);
+  int code = server->phase == MLFAB__MODEL_STANDS
+                 ? mlfab__clock_check(server, &change.consistency, &error)
+                 : MLFAB__FAIL(&error, MLFAB_ERR_STATE, "before the model exists");
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;
@@ -18374,7 +18374,7 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock
     words[w / 32] |= (uint32_t)server->peers[w].contributed << w % 32;
 }
 
-/* Takes a clock over, and forgets changes that wait. There are no delayed pulls. */
+/* Takes over a clock whose model was checked (mlfab__clock_check), and forgets changes that wait. There are no delayed pulls. */
 MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
                                        const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
@@ -45739,7 +45739,8 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
   clock.consistency.size = sizeof clock.consistency;
-  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
+  int code = mlfab__clock_check(server, &clock.consistency, NULL);
+  if (clock.words != shift->nwords || (code && code != MLFAB_ERR_UNSUPPORTED))
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
@@ -45747,7 +45748,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return 0;
+  return code;
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -45786,8 +45787,11 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  if (code != MLFAB_ERR_MEMORY) return code;
-  reshard_server_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
+  int memory = code == MLFAB_ERR_MEMORY;
+  if (!memory && code != MLFAB_ERR_UNSUPPORTED) return code;
+  reshard_server_failed(
+      server, MLFAB__MOVE_SEND, code,
+      memory ? "is out of memory for slices that come" : "cannot follow the consistency model");
   return 0;
 }
 
@@ -49509,33 +49513,29 @@ static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
   return 0;
 }
 
-/* Returns the number of the oldest checkpoint that stays. */
-static uint64_t lead_oldest(const mlfab__lead *lead) {
-  uint64_t oldest = lead->order.number;
-  for (uint32_t kept = 1; kept < lead->keep; kept++) {
-    mlfab__record_name name;
-    const char *text;
-    size_t at = 0, bytes;
-    uint64_t before = 0;
-    while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-      if (name.manifest && !name.part && name.number < oldest)
-        before = mlfab__max(before, name.number);
-    if (before == 0) break;
-    oldest = before;
-  }
-  return oldest;
-}
-
-/* Returns the number if the list has its manifest, or 0. For number 0: returns the newest of all, or 0. */
-static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
+/* Returns the newest number below `end` whose manifest is in the list, or 0. */
+static uint64_t lead_newest(const mlfab__lead *lead, uint64_t end) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
   uint64_t newest = 0;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.manifest && !name.part && (number == 0 || name.number == number))
-      newest = mlfab__max(newest, name.number);
+    if (name.manifest && !name.part && name.number < end) newest = mlfab__max(newest, name.number);
   return newest;
+}
+
+/* Returns the number of the oldest checkpoint that stays. */
+static uint64_t lead_oldest(const mlfab__lead *lead) {
+  uint64_t oldest = lead->order.number, before = oldest;
+  for (uint32_t kept = 1; before > 0 && kept < lead->keep; kept++) {
+    before = lead_newest(lead, oldest);
+    if (before > 0) oldest = before;
+  }
+  return oldest;
+}
+
+static int lead_has_manifest(const mlfab__lead *lead, uint64_t number) {
+  return lead_newest(lead, number + 1) == number;
 }
 
 /* Does the file belong to a dead attempt? */
@@ -49543,7 +49543,7 @@ static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) 
   if (!lead_own(lead, file->number)) return 0;
   for (uint32_t s = 0; s < lead->servers; s++)
     if (lead->owes[s] && file->number >= lead->owes[s]) return 0;
-  return file->part || !lead_manifest(lead, file->number);
+  return file->part || !lead_has_manifest(lead, file->number);
 }
 
 /* Does the present step concern this file? */
@@ -49553,7 +49553,7 @@ static int lead_due(const mlfab__lead *lead, const mlfab__record_name *file) {
     case MLFAB__LEAD_LOOKS:
       return manifest;
     case MLFAB__LEAD_LOOKS_REST:
-      return !manifest && !lead_manifest(lead, file->number);
+      return !manifest && !lead_has_manifest(lead, file->number);
     default:
       return manifest == (lead->step == MLFAB__LEAD_REMOVES) &&
              (file->number < lead->oldest || lead_orphan(lead, file));
@@ -49597,9 +49597,10 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   int empty = event->code ? file->part : event->bulk_bytes < MLFAB__RECORD_BYTES;
   int read = !event->code && mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why) >= 0;
   int mine = read && mlfab__record_history(record.set) == lead->server->save.history;
-  int over = file->number <= lead->found || file->number < lead_manifest(lead, 0);
-  if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
-  if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
+  int older = file->number < lead_newest(lead, MLFAB__NEVER);
+  if (!manifest && empty) mine = older;
+  if (!manifest && (uint32_t)record.set != lead->leader)
+    mine = mine && (older || file->number <= lead->found);
   if (mine) return;
   /* Unfinished parts may go once a newer manifest is there. */
   if (!manifest) *lead->looked_name = empty ? LEAD_LATER : LEAD_STRUCK;
@@ -50043,12 +50044,15 @@ static void restore_no_memory(mlfab__restore *restore) {
   restore_refuse(restore, MLFAB_ERR_MEMORY, "the server is out of memory for the checkpoint");
 }
 
-/* The server cannot keep a record, or apply an open round. */
+/* The server cannot keep a record, apply an open round, or follow the consistency model. */
 static void restore_fail(mlfab__restore *restore, int code) {
-  if (code == MLFAB_ERR_CALLBACK)
-    restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
-  else
+  mlfab_error error;
+  if (code == MLFAB_ERR_MEMORY)
     restore_no_memory(restore);
+  else if (code == MLFAB_ERR_CALLBACK)
+    restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
+  else if (mlfab__clock_check(restore->server, &restore->clock.consistency, &error))
+    restore_refuse(restore, code, error.text);
 }
 
 static void restore_try(mlfab__restore *restore);
@@ -50234,8 +50238,10 @@ static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
          mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
   restore->clock = *clock;
+  restore->code = mlfab__clock_check(restore->server, &clock->consistency, NULL);
   /* A server without slices has a clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
+  if (restore->server->store.nslices == 0 && !restore->clocked && !restore->code)
+    restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
@@ -50785,7 +50791,7 @@ static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item
   const mlfab__clock_record *clock = &item->is.clock;
   if (clock->words != collect->nwords)
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
-  int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
+  int code = mlfab__clock_check(collect->server, &clock->consistency, error);
   if (code) return code;
   memcpy(collect->words, item->words, collect->nwords * sizeof *collect->words);
   collect->clock = *clock;
@@ -60665,6 +60671,24 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
   return mlfab__context_leave(ctx, mlfab__coll_submit(ctx, call, waits, request_p));
 }
 
+/* Opens an object, and then calls `next` with its id: only if opening succeeds, or only if it fails. */
+MLFAB__INTERNAL int mlfab__coll_open(mlfab *ctx, const mlfab_call *call, uint32_t next,
+                                     int if_open) {
+  uint32_t id = 0;
+  mlfab_call open = *call, then = {.size = sizeof then, .kind = next};
+  open.id_p = call->id_p ? &id : NULL;
+  CONTEXT_ENTER(ctx);
+  int code = mlfab__coll_submit(ctx, &open, 1, NULL);
+  then.id = id;
+  if (id && if_open == !code) {
+    int error = mlfab__coll_submit(ctx, &then, 0, NULL);
+    if (!code) code = error;
+  }
+  (void)mlfab__context_leave(ctx, 0);
+  if (!code) *call->id_p = id;
+  return code;
+}
+
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                               const mlfab_collective *options) {
   COLL_WAIT(BROADCAST, .options = options, .root = root, .data = data, .count = bytes);
@@ -60773,21 +60797,8 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
 /* If opening fails, the object is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p) {
-  uint32_t id = 0;
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_PARTIAL_OPEN,
-                           .options = options,
-                           .count = count,
-                           .dtype = dtype,
-                           .id_p = id_p ? &id : NULL};
-  mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
-  CONTEXT_ENTER(ctx);
-  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
-  close.id = id;
-  if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
-  (void)mlfab__context_leave(ctx, 0);
-  if (!code) *id_p = id;
-  return code;
+  CONTEXT_DESCRIBE(PARTIAL_OPEN, .options = options, .count = count, .dtype = dtype, .id_p = id_p);
+  return mlfab__coll_open(ctx, &call, MLFAB_CALL_PARTIAL_CLOSE, 0);
 }
 
 MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
@@ -60851,21 +60862,9 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
 /* If the workers have no valid graph, all of them close the object again. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p) {
-  uint32_t id = 0;
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_STOCHASTIC_OPEN,
-                           .options = options,
-                           .count = count,
-                           .dtype = dtype,
-                           .id_p = id_p ? &id : NULL};
-  mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
-  CONTEXT_ENTER(ctx);
-  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
-  state.id = id;
-  if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
-  (void)mlfab__context_leave(ctx, 0);
-  if (!code) *id_p = id;
-  return code;
+  CONTEXT_DESCRIBE(STOCHASTIC_OPEN, .options = options, .count = count, .dtype = dtype,
+                   .id_p = id_p);
+  return mlfab__coll_open(ctx, &call, MLFAB_CALL_STOCHASTIC_STATE, 1);
 }
 
 MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,

@@ -196,6 +196,23 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
   return mlfab__context_leave(ctx, mlfab__coll_submit(ctx, call, waits, request_p));
 }
 
+MLFAB__INTERNAL int mlfab__coll_open(mlfab *ctx, const mlfab_call *call, uint32_t next,
+                                     int if_open) {
+  uint32_t id = 0;
+  mlfab_call open = *call, then = {.size = sizeof then, .kind = next};
+  open.id_p = call->id_p ? &id : NULL;
+  CONTEXT_ENTER(ctx);
+  int code = mlfab__coll_submit(ctx, &open, 1, NULL);
+  then.id = id;
+  if (id && if_open == !code) {
+    int error = mlfab__coll_submit(ctx, &then, 0, NULL);
+    if (!code) code = error;
+  }
+  (void)mlfab__context_leave(ctx, 0);
+  if (!code) *call->id_p = id;
+  return code;
+}
+
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                               const mlfab_collective *options) {
   COLL_WAIT(BROADCAST, .options = options, .root = root, .data = data, .count = bytes);

@@ -17,6 +17,9 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
                                        mlfab_request *request_p);
 MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
                                      mlfab_request *request_p);
+/* Opens an object, and then calls `next` with its id: only if opening succeeds, or only if it fails. */
+MLFAB__INTERNAL int mlfab__coll_open(mlfab *ctx, const mlfab_call *call, uint32_t next,
+                                     int if_open);
 #define COLL_WAIT(call_kind, ...)           \
   CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
   return mlfab__coll_call(ctx, &call, 1, NULL)

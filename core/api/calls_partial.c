@@ -39,21 +39,8 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
 /* If opening fails, the object is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p) {
-  uint32_t id = 0;
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_PARTIAL_OPEN,
-                           .options = options,
-                           .count = count,
-                           .dtype = dtype,
-                           .id_p = id_p ? &id : NULL};
-  mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
-  CONTEXT_ENTER(ctx);
-  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
-  close.id = id;
-  if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
-  (void)mlfab__context_leave(ctx, 0);
-  if (!code) *id_p = id;
-  return code;
+  CONTEXT_DESCRIBE(PARTIAL_OPEN, .options = options, .count = count, .dtype = dtype, .id_p = id_p);
+  return mlfab__coll_open(ctx, &call, MLFAB_CALL_PARTIAL_CLOSE, 0);
 }
 
 MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,

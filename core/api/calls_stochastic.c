@@ -41,21 +41,9 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
 /* If the workers have no valid graph, all of them close the object again. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p) {
-  uint32_t id = 0;
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_STOCHASTIC_OPEN,
-                           .options = options,
-                           .count = count,
-                           .dtype = dtype,
-                           .id_p = id_p ? &id : NULL};
-  mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
-  CONTEXT_ENTER(ctx);
-  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
-  state.id = id;
-  if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
-  (void)mlfab__context_leave(ctx, 0);
-  if (!code) *id_p = id;
-  return code;
+  CONTEXT_DESCRIBE(STOCHASTIC_OPEN, .options = options, .count = count, .dtype = dtype,
+                   .id_p = id_p);
+  return mlfab__coll_open(ctx, &call, MLFAB_CALL_STOCHASTIC_STATE, 1);
 }
 
 MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,

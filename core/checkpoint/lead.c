@@ -383,33 +383,29 @@ static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
   return 0;
 }
 
-/* Returns the number of the oldest checkpoint that stays. */
-static uint64_t lead_oldest(const mlfab__lead *lead) {
-  uint64_t oldest = lead->order.number;
-  for (uint32_t kept = 1; kept < lead->keep; kept++) {
-    mlfab__record_name name;
-    const char *text;
-    size_t at = 0, bytes;
-    uint64_t before = 0;
-    while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-      if (name.manifest && !name.part && name.number < oldest)
-        before = mlfab__max(before, name.number);
-    if (before == 0) break;
-    oldest = before;
-  }
-  return oldest;
-}
-
-/* Returns the number if the list has its manifest, or 0. For number 0: returns the newest of all, or 0. */
-static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
+/* Returns the newest number below `end` whose manifest is in the list, or 0. */
+static uint64_t lead_newest(const mlfab__lead *lead, uint64_t end) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
   uint64_t newest = 0;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.manifest && !name.part && (number == 0 || name.number == number))
-      newest = mlfab__max(newest, name.number);
+    if (name.manifest && !name.part && name.number < end) newest = mlfab__max(newest, name.number);
   return newest;
+}
+
+/* Returns the number of the oldest checkpoint that stays. */
+static uint64_t lead_oldest(const mlfab__lead *lead) {
+  uint64_t oldest = lead->order.number, before = oldest;
+  for (uint32_t kept = 1; before > 0 && kept < lead->keep; kept++) {
+    before = lead_newest(lead, oldest);
+    if (before > 0) oldest = before;
+  }
+  return oldest;
+}
+
+static int lead_has_manifest(const mlfab__lead *lead, uint64_t number) {
+  return lead_newest(lead, number + 1) == number;
 }
 
 /* Does the file belong to a dead attempt? */
@@ -417,7 +413,7 @@ static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) 
   if (!lead_own(lead, file->number)) return 0;
   for (uint32_t s = 0; s < lead->servers; s++)
     if (lead->owes[s] && file->number >= lead->owes[s]) return 0;
-  return file->part || !lead_manifest(lead, file->number);
+  return file->part || !lead_has_manifest(lead, file->number);
 }
 
 /* Does the present step concern this file? */
@@ -427,7 +423,7 @@ static int lead_due(const mlfab__lead *lead, const mlfab__record_name *file) {
     case MLFAB__LEAD_LOOKS:
       return manifest;
     case MLFAB__LEAD_LOOKS_REST:
-      return !manifest && !lead_manifest(lead, file->number);
+      return !manifest && !lead_has_manifest(lead, file->number);
     default:
       return manifest == (lead->step == MLFAB__LEAD_REMOVES) &&
              (file->number < lead->oldest || lead_orphan(lead, file));
@@ -471,9 +467,10 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   int empty = event->code ? file->part : event->bulk_bytes < MLFAB__RECORD_BYTES;
   int read = !event->code && mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why) >= 0;
   int mine = read && mlfab__record_history(record.set) == lead->server->save.history;
-  int over = file->number <= lead->found || file->number < lead_manifest(lead, 0);
-  if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
-  if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
+  int older = file->number < lead_newest(lead, MLFAB__NEVER);
+  if (!manifest && empty) mine = older;
+  if (!manifest && (uint32_t)record.set != lead->leader)
+    mine = mine && (older || file->number <= lead->found);
   if (mine) return;
   /* Unfinished parts may go once a newer manifest is there. */
   if (!manifest) *lead->looked_name = empty ? LEAD_LATER : LEAD_STRUCK;

@@ -62,12 +62,15 @@ static void restore_no_memory(mlfab__restore *restore) {
   restore_refuse(restore, MLFAB_ERR_MEMORY, "the server is out of memory for the checkpoint");
 }
 
-/* The server cannot keep a record, or apply an open round. */
+/* The server cannot keep a record, apply an open round, or follow the consistency model. */
 static void restore_fail(mlfab__restore *restore, int code) {
-  if (code == MLFAB_ERR_CALLBACK)
-    restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
-  else
+  mlfab_error error;
+  if (code == MLFAB_ERR_MEMORY)
     restore_no_memory(restore);
+  else if (code == MLFAB_ERR_CALLBACK)
+    restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
+  else if (mlfab__clock_check(restore->server, &restore->clock.consistency, &error))
+    restore_refuse(restore, code, error.text);
 }
 
 static void restore_try(mlfab__restore *restore);
@@ -251,8 +254,10 @@ static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
          mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
   restore->clock = *clock;
+  restore->code = mlfab__clock_check(restore->server, &clock->consistency, NULL);
   /* A server without slices has a clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
+  if (restore->server->store.nslices == 0 && !restore->clocked && !restore->code)
+    restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {

@@ -301,7 +301,8 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
   clock.consistency.size = sizeof clock.consistency;
-  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
+  int code = mlfab__clock_check(server, &clock.consistency, NULL);
+  if (clock.words != shift->nwords || (code && code != MLFAB_ERR_UNSUPPORTED))
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
@@ -309,7 +310,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return 0;
+  return code;
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -347,8 +348,11 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  if (code != MLFAB_ERR_MEMORY) return code;
-  reshard_server_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
+  int memory = code == MLFAB_ERR_MEMORY;
+  if (!memory && code != MLFAB_ERR_UNSUPPORTED) return code;
+  reshard_server_failed(
+      server, MLFAB__MOVE_SEND, code,
+      memory ? "is out of memory for slices that come" : "cannot follow the consistency model");
   return 0;
 }
 

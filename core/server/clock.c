@@ -438,14 +438,12 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Sets *error and returns a code if the change is impossible, else 0. */
-static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
-  int rounds = mlfab__sync_rounds(sync->kind);
+MLFAB__INTERNAL int mlfab__clock_check(const mlfab__server *server, const mlfab_sync *sync,
+                                       mlfab_error *error) {
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
+  int rounds = mlfab__sync_rounds(sync->kind);
   if (code) return code;
-  if (server->phase != MLFAB__MODEL_STANDS)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
@@ -461,7 +459,6 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
                                       const mlfab__frame_in *frame) {
   mlfab__sync_ask change;
   mlfab_error error;
-  error.text[0] = 0;
   if (mlfab__port_refuse(
           &server->port, worker, frame,
           mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
@@ -473,7 +470,9 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = clock_refuse(server, &change.consistency, &error);
+  int code = server->phase == MLFAB__MODEL_STANDS
+                 ? mlfab__clock_check(server, &change.consistency, &error)
+                 : MLFAB__FAIL(&error, MLFAB_ERR_STATE, "before the model exists");
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;

@@ -713,6 +713,43 @@ static void test_refused_update_moves(void **state) {
   }
 }
 
+static int always(void *user, const mlfab_sync_state *state) {
+  (void)user, (void)state;
+  return 1;
+}
+
+/* A server that joins would take over a model by conditions, but it has none: the move is undone, and the caller is told. */
+static void test_conditions_do_not_move(void **state) {
+  enum { COUNT = 3000 };
+  static double ones[COUNT], image[COUNT];
+  static const uint32_t to = 1;
+  mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = 1};
+  mlfab_sync conditions = {.size = sizeof conditions, .kind = MLFAB_SYNC_USER};
+  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
+  mlfab_error error;
+  world w;
+  (void)state;
+  for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
+  world_init(&w, 1, 2, 1);
+  world_network(&w, 5);
+  for (uint32_t i = 0; i < w.nodes; i++) {
+    mlfab_config c = world_config(&w, i);
+    c.pull_condition = c.push_condition = i == 1 ? always : NULL;
+    sim_open(w.sim, i, &c, &w.node[i]);
+  }
+  for (uint32_t i = 0; i < w.nodes; i++) world_await(&w, i);
+  OK(w.node[0], mlfab_tensor_add(w.node[0], 0, MLFAB_F64, COUNT));
+  OK(w.node[0], mlfab_model_start(w.node[0], &model, NULL, 0));
+  OK(w.node[0], mlfab_set_sync(w.node[0], &conditions, 0, 0));
+  assert_int_equal(mlfab_set_servers(w.node[0], &to, 1, 20 * SECOND), MLFAB_ERR_UNSUPPORTED);
+  mlfab_last_error(w.node[0], &error);
+  assert_non_null(strstr(error.text, "server 1 cannot follow the consistency model"));
+  OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
+  OK(w.node[0], mlfab_pull(w.node[0], &pull, 1, NULL, NULL));
+  for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 1.0 && image[i] <= 1.0);
+  world_close(&w);
+}
+
 /* ---- one fault during a move ---- */
 
 /* Three servers; server 0, the leader, holds nothing. A worker moves half of the model from server 1 to
@@ -945,8 +982,11 @@ static void test_fault_in_a_move(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_open_round_moves),     cmocka_unit_test(test_models_differ),
-      cmocka_unit_test(test_refused_update_moves), cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_open_round_moves),
+      cmocka_unit_test(test_models_differ),
+      cmocka_unit_test(test_refused_update_moves),
+      cmocka_unit_test(test_conditions_do_not_move),
+      cmocka_unit_test(test_seeds),
       cmocka_unit_test(test_fault_in_a_move),
   };
   return cmocka_run_group_tests_name("reshard", tests, NULL, NULL);
