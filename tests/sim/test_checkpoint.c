@@ -29,6 +29,7 @@ typedef struct shape {
   const char *directory; /* NULL: that of the disk */
   void (*log)(void *user, int level, const char *line); /* of servers; or NULL */
   uint32_t log_level;
+  int (*conditions)(void *user, const mlfab_sync_state *state); /* of servers; or NULL */
 } shape;
 #define OPEN(...) open_fabric(&(const shape){__VA_ARGS__})
 
@@ -41,6 +42,7 @@ static void open_node(const shape *s, uint32_t i) {
     envs[i].files = &(s->last && i + 1 == w.nodes ? s->last : disk)->table;
     envs[i].log = s->log;
     c.checkpoint_commits = s->commits;
+    c.pull_condition = c.push_condition = s->conditions;
   }
   c.env = &envs[i];
   c.history = s->history;
@@ -90,9 +92,9 @@ static void start_new(void) { start_from(NULL); }
 static void start_restored(void) { start_from("/disk"); }
 
 /* A checkpoint is to be restored, and cannot be, for this reason. */
-static void refuse_to_start(const char *reason) {
+static void refuse_to_start(int code, const char *reason) {
   OK(w.node[0], mlfab_restore(w.node[0], "/disk"));
-  EXPECT(w.node[0], mlfab_model_start(w.node[0], &model, NULL, 0), MLFAB_ERR_CHECKPOINT);
+  EXPECT(w.node[0], mlfab_model_start(w.node[0], &model, NULL, 0), code);
   assert_non_null(strstr(last_text(w.node[0]), reason));
 }
 
@@ -279,6 +281,34 @@ static void test_rounds_differ(void **state) {
     for (uint32_t i = 0; i < WORKERS; i++) OK(w.node[i], push_ones(i, 1.0f));
   }
   close_fabric();
+}
+
+static int always(void *user, const mlfab_sync_state *state) {
+  (void)user, (void)state;
+  return 1;
+}
+
+/* The consistency model was changed to one that the new fabric cannot follow: conditions which its servers do not have, or rounds
+ * that need more updates than there are workers. */
+static void test_models_that_cannot_go_on(void **state) {
+  (void)state;
+  const mlfab_sync models[] = {{.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_USER},
+                               {.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_DROP, .need = 3}};
+  static const char *const reasons[] = {"conditions of the user's own",
+                                        "need is 3, must be 1 to 2"};
+  static const int codes[] = {MLFAB_ERR_UNSUPPORTED, MLFAB_ERR_ARGUMENT};
+  model.sync = MLFAB_SYNC_SSP;
+  for (uint32_t k = 0; k < sizeof codes / sizeof *codes; k++) {
+    OPEN(.workers = 3, .servers = 1, .conditions = always);
+    start_new();
+    OK(w.node[0], mlfab_set_sync(w.node[0], &models[k], 0, 0));
+    OK(w.node[0], push_ones(0, 1.0f));
+    save(0);
+    close_fabric();
+    OPEN(.workers = 2, .servers = 1);
+    refuse_to_start(codes[k], reasons[k]);
+    close_fabric();
+  }
 }
 
 /* Fewer and more workers; slices that have moved. */
@@ -596,7 +626,7 @@ static void test_one_history(void **state) {
     close_fabric();
   }
   OPEN(.workers = 1, .servers = 2, .history = histories[0] ^ histories[1]);
-  refuse_to_start("it is of another history");
+  refuse_to_start(MLFAB_ERR_CHECKPOINT, "it is of another history");
   close_fabric();
 }
 
@@ -753,7 +783,7 @@ static void test_disagree(void **state) {
     disk_add(other->now, disk->now[i].path)->inode = other->ninodes++;
   }
   OPEN(.workers = 1, .servers = 2, .last = other);
-  refuse_to_start("has loaded checkpoint");
+  refuse_to_start(MLFAB_ERR_CHECKPOINT, "has loaded checkpoint");
   close_fabric();
 }
 
@@ -785,16 +815,27 @@ static void test_asker_dies(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      SCENE(test_servers),           SCENE(test_shapes),
-      SCENE(test_servers_that_join), SCENE(test_scheduled),
-      SCENE(test_links_break),       SCENE(test_failures),
-      SCENE(test_full_disk),         SCENE(test_late_server),
-      SCENE(test_other_copy),        SCENE(test_log),
-      SCENE(test_run_ends),          SCENE(test_server_dies),
-      SCENE(test_directories),       SCENE(test_history_of_a_copy),
-      SCENE(test_histories),         SCENE(test_one_history),
-      SCENE(test_disagree),          SCENE(test_asker_dies),
-      SCENE(test_damaged_shard),     SCENE(test_rounds_differ),
+      SCENE(test_servers),
+      SCENE(test_shapes),
+      SCENE(test_servers_that_join),
+      SCENE(test_scheduled),
+      SCENE(test_links_break),
+      SCENE(test_failures),
+      SCENE(test_full_disk),
+      SCENE(test_late_server),
+      SCENE(test_other_copy),
+      SCENE(test_log),
+      SCENE(test_run_ends),
+      SCENE(test_server_dies),
+      SCENE(test_directories),
+      SCENE(test_history_of_a_copy),
+      SCENE(test_histories),
+      SCENE(test_one_history),
+      SCENE(test_disagree),
+      SCENE(test_asker_dies),
+      SCENE(test_damaged_shard),
+      SCENE(test_rounds_differ),
+      SCENE(test_models_that_cannot_go_on),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
