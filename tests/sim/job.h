@@ -5,7 +5,6 @@
 #include "../unit/world.h"
 
 #include "../unit/chance.h"
-#include "../unit/scale.h"
 #include "seeds.h"
 
 #define MS 1000000ull

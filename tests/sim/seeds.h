@@ -6,16 +6,7 @@
 #ifndef SEEDS_H
 #define SEEDS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "../unit/scale.h"
+#include "../testing.h"
 
 /* The seed that runs, or the one that has failed; 0: none. */
 static struct {

@@ -2,7 +2,6 @@
  * of a round, after slices have moved, with a scheduler and version tags; links that break; servers whose disks fail, that
  * die, or that read other files than the others. */
 #include "job.h"
-
 #include "../unit/memory_disk.h"
 
 #include <math.h>
@@ -88,8 +87,13 @@ static void start_from(const char *dir) {
     OK(w.node[i], mlfab_model_start(w.node[i], &model, &buf, 1));
 }
 
-static void start_new(void) { start_from(NULL); }
-static void start_restored(void) { start_from("/disk"); }
+/* A fabric with a new model, or with the newest checkpoint of the disk. */
+static void begin_fabric(const shape *s, const char *dir) {
+  open_fabric(s);
+  start_from(dir);
+}
+#define BEGIN(...) begin_fabric(&(const shape){__VA_ARGS__}, NULL)
+#define RESTORE(...) begin_fabric(&(const shape){__VA_ARGS__}, "/disk")
 
 /* A checkpoint is to be restored, and cannot be, for this reason. */
 static void refuse_to_start(int code, const char *reason) {
@@ -138,6 +142,16 @@ static uint64_t save_of(uint32_t servers, uint32_t worker) {
 }
 
 static uint64_t save(uint32_t worker) { return save_of(w.servers, worker); }
+
+/* Checkpoints of a fabric that is over, of one update more each. */
+static void leave_checkpoints(uint32_t workers, uint32_t servers, uint64_t n) {
+  BEGIN(.workers = workers, .servers = servers);
+  for (uint64_t i = 0; i < n; i++) {
+    push(0, i);
+    save(0);
+  }
+  world_close(&w);
+}
 
 static void fail_to_save(int code) {
   EXPECT(w.node[0], mlfab_checkpoint(w.node[0], NULL, NULL), code);
@@ -197,6 +211,8 @@ static int tear_down(void **state) {
   return 0;
 }
 
+#define SCENE(name) TEST_WITH(name, set_up, tear_down)
+
 /* The disk has so many files whose names contain this. */
 static void has(int n, const char *name) { assert_int_equal(disk_count(disk, name), n); }
 
@@ -212,11 +228,9 @@ static void leave(const char *from, const char *name) {
 
 /* A round goes on where it was: the updates that were in it count, and only
  * worker 0's is still awaited. */
-static void test_servers(void **state) {
-  (void)state;
+SCENE(test_servers) {
   model.sync = MLFAB_SYNC_BSP;
-  OPEN(.workers = WORKERS, .servers = 2);
-  start_new();
+  BEGIN(.workers = WORKERS, .servers = 2);
   push_all(0, 3);
   for (uint32_t i = 1; i < WORKERS; i++) push(i, 3);
   pull_and_keep(0, before);
@@ -228,8 +242,7 @@ static void test_servers(void **state) {
   pull_and_keep(0, after);
   close_fabric();
   for (uint32_t servers = 1; servers <= 4; servers++) {
-    OPEN(.workers = WORKERS, .servers = servers);
-    start_restored();
+    RESTORE(.workers = WORKERS, .servers = servers);
     for (uint32_t s = 0; s < servers; s++)
       assert_true(world_saw(&w, MLFAB_EVENT_RESTORED, (int32_t)s, 1));
     pull_the_same(0, before);
@@ -240,8 +253,7 @@ static void test_servers(void **state) {
     save(1);
     close_fabric();
     for (uint32_t others = 1; others <= 3; others += 2) {
-      OPEN(.workers = WORKERS, .servers = others);
-      start_restored();
+      RESTORE(.workers = WORKERS, .servers = others);
       pull_the_same(1, after);
       close_fabric();
     }
@@ -261,19 +273,16 @@ static int push_ones(uint32_t worker, float last) {
 
 /* One of two servers refused an update of the open round. One server takes both shards, so it applies both rounds as they
  * are: the mean counts no worker whose update is missing. */
-static void test_rounds_differ(void **state) {
-  (void)state;
+SCENE(test_rounds_differ) {
   model.sync = MLFAB_SYNC_BSP;
   model.optimizer = MLFAB_OPTIMIZER_SGD;
   model.mean = 1;
-  OPEN(.workers = WORKERS, .servers = 2);
-  start_new();
+  BEGIN(.workers = WORKERS, .servers = 2);
   OK(w.node[0], push_ones(0, 1.0f));
   EXPECT(w.node[1], push_ones(1, HUGE_VALF), MLFAB_ERR_NOT_FINITE);
   save(2);
   close_fabric();
-  OPEN(.workers = WORKERS, .servers = 1);
-  start_restored();
+  RESTORE(.workers = WORKERS, .servers = 1);
   OK(w.node[2], push_ones(2, 1.0f)); /* completes round 0 */
   for (int updates = 2; updates <= 3; updates++) {
     pull(0);
@@ -290,8 +299,7 @@ static int always(void *user, const mlfab_sync_state *state) {
 
 /* The consistency model was changed to one that the new fabric cannot follow: conditions which its servers do not have, or rounds
  * that need more updates than there are workers. */
-static void test_models_that_cannot_go_on(void **state) {
-  (void)state;
+SCENE(test_models_that_cannot_go_on) {
   const mlfab_sync models[] = {{.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_USER},
                                {.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_DROP, .need = 3}};
   static const char *const reasons[] = {"conditions of the user's own",
@@ -299,8 +307,7 @@ static void test_models_that_cannot_go_on(void **state) {
   static const int codes[] = {MLFAB_ERR_UNSUPPORTED, MLFAB_ERR_ARGUMENT};
   model.sync = MLFAB_SYNC_SSP;
   for (uint32_t k = 0; k < sizeof codes / sizeof *codes; k++) {
-    OPEN(.workers = 3, .servers = 1, .conditions = always);
-    start_new();
+    BEGIN(.workers = 3, .servers = 1, .conditions = always);
     OK(w.node[0], mlfab_set_sync(w.node[0], &models[k], 0, 0));
     OK(w.node[0], push_ones(0, 1.0f));
     save(0);
@@ -312,20 +319,17 @@ static void test_models_that_cannot_go_on(void **state) {
 }
 
 /* Fewer and more workers; slices that have moved. */
-static void test_shapes(void **state) {
-  (void)state;
+SCENE(test_shapes) {
   const uint32_t second = 1, both[] = {0, 1};
   model.sync = MLFAB_SYNC_SSP;
-  OPEN(.workers = 2, .servers = 2);
-  start_new();
+  BEGIN(.workers = 2, .servers = 2);
   push_all(0, 3);
   move_slices(0, &second, 1);
   pull_and_keep(0, before);
   save(0);
   close_fabric();
   for (uint32_t workers = 1; workers <= 3; workers++) {
-    OPEN(.workers = workers, .servers = 2);
-    start_restored();
+    RESTORE(.workers = workers, .servers = 2);
     for (uint32_t i = 0; i < workers; i++) pull_the_same(i, before);
     /* Slices move on. */
     move_slices(0, &second, 1);
@@ -339,13 +343,11 @@ static void test_shapes(void **state) {
 
 /* A server that joins and has no slices takes no part; with slices it does; and the numbers of those that take part may
  * have gaps. */
-static void test_servers_that_join(void **state) {
-  (void)state;
+SCENE(test_servers_that_join) {
   const uint32_t to[] = {0, 3};
   model.sync = MLFAB_SYNC_BSP;
   model.slices = 4;
-  OPEN(.workers = 2, .servers = 4, .founding = 2, .absent = 4); /* server 2 never comes */
-  start_new();
+  BEGIN(.workers = 2, .servers = 4, .founding = 2, .absent = 4); /* server 2 never comes */
   push_all(0, 1);
   save_of(2, 0);
   move_slices(1, to, 2);
@@ -354,27 +356,23 @@ static void test_servers_that_join(void **state) {
   has(3, "-of-3.shard");
   pull_and_keep(0, before);
   close_fabric();
-  OPEN(.workers = 2, .servers = 2);
-  start_restored();
+  RESTORE(.workers = 2, .servers = 2);
   pull_the_same(1, before);
   close_fabric();
 }
 
 /* With a scheduler, and with versions tags: what a restored model sends is what
  * the caches lack. */
-static void test_scheduled(void **state) {
-  (void)state;
+SCENE(test_scheduled) {
   model.tags = 64;
-  OPEN(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
-  start_new();
+  BEGIN(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
   push_all(0, 3);
   save(1);
   pull_and_keep(0, before);
   push_all(3, 4);
   pull_and_keep(0, after);
   close_fabric();
-  OPEN(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
-  start_restored();
+  RESTORE(.workers = 3, .servers = 2, .scheduler = MLFAB_SCHEDULER_BESIDE);
   pull_the_same(2, before);
   for (uint32_t i = 0; i < 3; i++) {
     push(i, 3);
@@ -396,8 +394,7 @@ static void links_break(uint64_t seed) {
   uint64_t last = 0;
   disk_drop(&disk);
   disk = disk_new();
-  OPEN(.workers = 2, .servers = 3);
-  start_new();
+  BEGIN(.workers = 2, .servers = 3);
   assert_int_equal(mlfab_sim_set_faults(w.sim, &faults), 0);
   for (int i = 0; i < 6; i++) {
     mlfab_checkpoint_info info = {.size = sizeof info};
@@ -416,13 +413,11 @@ static void links_break(uint64_t seed) {
   }
   close_fabric();
   if (last == 0) return;
-  OPEN(.workers = 1, .servers = 2);
-  start_restored();
+  RESTORE(.workers = 1, .servers = 2);
   close_fabric();
 }
 
-static void test_links_break(void **state) {
-  (void)state;
+SCENE(test_links_break) {
   whole = 0;
   seeds_run("checkpoint", test_cases(25), links_break);
   assert_true(seeds_alone() || whole > 4 * (int)test_cases(25));
@@ -430,16 +425,10 @@ static void test_links_break(void **state) {
 
 /* A server whose disk fails, or that is dead, is named; the older checkpoint
  * stays. */
-static void test_failures(void **state) {
-  (void)state;
-  OPEN(.workers = 2, .servers = 2);
-  start_new();
-  push(0, 0);
-  save(0);
-  close_fabric();
+SCENE(test_failures) {
+  leave_checkpoints(2, 2, 1);
   other = disk_new();
-  OPEN(.workers = 2, .servers = 2, .last = other);
-  start_new();
+  BEGIN(.workers = 2, .servers = 2, .last = other);
   other->stopped = 1;
   fail_to_save(MLFAB_ERR_IO);
   blames(1, "checkpoint: server 1 cannot write '/disk/checkpoint-00000002-1-of-2.shard'");
@@ -456,28 +445,18 @@ static void test_failures(void **state) {
 }
 
 /* The second shard of the newest checkpoint is damaged: the older one is loaded, from its first shard on. */
-static void test_damaged_shard(void **state) {
-  (void)state;
-  OPEN(.workers = 2, .servers = 2);
-  start_new();
-  for (uint64_t i = 0; i < 2; i++) {
-    push(0, i);
-    save(0);
-  }
-  close_fabric();
+SCENE(test_damaged_shard) {
+  leave_checkpoints(2, 2, 2);
   disk_file(disk, "00000002-1-of-2.shard")->data[100] ^= 1;
-  OPEN(.workers = 2, .servers = 2);
-  start_restored();
+  RESTORE(.workers = 2, .servers = 2);
   assert_int_equal(restored(), 1);
   close_fabric();
 }
 
 /* A disk is full for a while. An attempt that fails leaves nothing. Files of a process that was killed go before the next
  * attempt, which would not fit beside them. */
-static void test_full_disk(void **state) {
-  (void)state;
-  OPEN(.workers = 2, .servers = 2);
-  start_new();
+SCENE(test_full_disk) {
+  BEGIN(.workers = 2, .servers = 2);
   push(0, 0);
   save(0);
   uint64_t one = disk_used(disk);
@@ -502,15 +481,13 @@ static void test_full_disk(void **state) {
   leave("00000001.manifest", "00000020.manifest.part");
   disk_put(disk, "/disk/of-somebody-else", 1);
   disk->room = 3 * one + 1;
-  OPEN(.workers = 1, .servers = 2);
-  start_restored();
+  RESTORE(.workers = 1, .servers = 2);
   assert_true(save(0) > 20);
   has(0, "-00000020");
   has(2, ".manifest");
   has(1, "of-somebody-else");
   close_fabric();
-  OPEN(.workers = 1, .servers = 2);
-  start_restored();
+  RESTORE(.workers = 1, .servers = 2);
   close_fabric();
 }
 
@@ -521,10 +498,8 @@ static void rename_files(const char *of, const char *letters) {
 }
 
 /* A checkpoint removes files of its own history only, and only of attempts that are over. */
-static void test_histories(void **state) {
-  (void)state;
-  OPEN(.workers = 1, .servers = 2);
-  start_new();
+SCENE(test_histories) {
+  BEGIN(.workers = 1, .servers = 2);
   push(0, 0);
   for (uint64_t i = 1; i <= 3; i++) assert_int_equal(save(0), i);
   pull_and_keep(0, before);
@@ -536,8 +511,7 @@ static void test_histories(void **state) {
   disk_put(disk, "/disk/checkpoint-00000021-0-of-2.shard.part", 0);
   int files = disk_count(disk, "checkpoint-");
   /* A new model, which nothing connects with it, also when an attempt of its own fails. */
-  OPEN(.workers = 1, .servers = 2, .life = 2);
-  start_new();
+  BEGIN(.workers = 1, .servers = 2, .life = 2);
   assert_int_equal(save(0), 22);
   disk->room = disk_used(disk) + 1;
   fail_to_save(MLFAB_ERR_IO);
@@ -552,8 +526,7 @@ static void test_histories(void **state) {
   /* Another process goes on from the first history, and knows its files. The history is known from a checkpoint of it. */
   rename_files("-00000026", "away");
   rename_files("-00000025", "away");
-  OPEN(.workers = 1, .servers = 2, .life = 3);
-  start_restored();
+  RESTORE(.workers = 1, .servers = 2, .life = 3);
   assert_int_equal(restored(), 3);
   pull_the_same(0, before);
   rename_files("/disk/away", "chec");
@@ -574,17 +547,14 @@ static void test_histories(void **state) {
   close_fabric();
 }
 
-#define OPEN_COPIES(...) OPEN(.workers = 1, .servers = 1, .copies = 1, __VA_ARGS__)
+#define COPIES .workers = 1, .servers = 1, .copies = 1
 
 /* A replica that takes over goes on with the history that it has copied, here that of a checkpoint. */
-static void test_history_of_a_copy(void **state) {
-  (void)state;
-  OPEN_COPIES(.life = 2);
-  start_new();
+SCENE(test_history_of_a_copy) {
+  BEGIN(COPIES, .life = 2);
   assert_int_equal(save(0), 1);
   close_fabric();
-  OPEN_COPIES(.life = 0);
-  start_restored();
+  RESTORE(COPIES);
   assert_int_equal(restored(), 1);
   push(0, 0);
   rest(WORLD_S);
@@ -606,13 +576,11 @@ static void keep_history(void *user, int level, const char *line) {
     snprintf(history_line, sizeof history_line, "%s", strstr(line, "(history "));
 }
 
-static void test_one_history(void **state) {
-  (void)state;
+SCENE(test_one_history) {
   uint32_t histories[2];
   for (uint64_t i = 0; i < 2; i++) {
-    OPEN(.workers = 1, .servers = 2, .life = i + 1, .log = keep_history,
-         .log_level = MLFAB_LOG_INFO);
-    start_new();
+    BEGIN(.workers = 1, .servers = 2, .life = i + 1, .log = keep_history,
+          .log_level = MLFAB_LOG_INFO);
     push(0, 0);
     save(0);
     assert_int_equal(sscanf(history_line, "(history %u)", &histories[i]), 1);
@@ -620,8 +588,7 @@ static void test_one_history(void **state) {
   }
   assert_true(histories[0] != histories[1]);
   for (uint32_t i = 0; i < 2; i++) {
-    OPEN(.workers = 1, .servers = 2, .history = histories[i]);
-    start_restored();
+    RESTORE(.workers = 1, .servers = 2, .history = histories[i]);
     assert_int_equal(restored(), i + 1);
     close_fabric();
   }
@@ -631,13 +598,11 @@ static void test_one_history(void **state) {
 }
 
 /* The directory of a call counts, also one of a single character, and also where server 0 has none of its own. */
-static void test_directories(void **state) {
-  (void)state;
+SCENE(test_directories) {
   mlfab_checkpoint_options how = {.size = sizeof how, .dir = "."};
   for (int own = 0; own < 2; own++) {
-    OPEN(.workers = 1, .servers = 1, .life = (uint64_t)own + 2, .directory = own ? "/disk" : "");
+    BEGIN(.workers = 1, .servers = 1, .life = (uint64_t)own + 2, .directory = own ? "/disk" : "");
     mlfab *node = w.node[0];
-    start_new();
     how.dir = ".";
     EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_IO);
     assert_non_null(strstr(last_text(node), "server 0 cannot list '.'"));
@@ -663,10 +628,8 @@ static void save_too_late(int attempts, const char *name, int n) {
 
 /* A server that has not answered when an attempt fails may still be writing: the files of that attempt stay until it has
  * answered. */
-static void test_late_server(void **state) {
-  (void)state;
-  OPEN(.workers = 2, .servers = 2);
-  start_new();
+SCENE(test_late_server) {
+  BEGIN(.workers = 2, .servers = 2);
   push(0, 0);
   save(0);
   save_too_late(1, "-00000002-0-of-2.shard", 1);
@@ -686,10 +649,8 @@ static void test_late_server(void **state) {
 
 /* With replicas, the other copy of server 0 may still write the manifest of its attempt, with even numbers here: its files
  * stay until they are older than what is kept. */
-static void test_other_copy(void **state) {
-  (void)state;
-  OPEN_COPIES(.life = 0);
-  start_new();
+SCENE(test_other_copy) {
+  BEGIN(COPIES);
   assert_int_equal(save(0), 1);
   leave("00000001-0-of-1.shard", "00000004-0-of-1.shard");
   leave("00000001.manifest", "00000004.manifest.part");
@@ -715,11 +676,9 @@ static void count_line(void *user, int level, const char *line) {
   said_again += level == MLFAB_LOG_WARN && strstr(line, "succeed again after") != NULL;
 }
 
-static void test_log(void **state) {
-  (void)state;
+SCENE(test_log) {
   said_failed = said_again = 0;
-  OPEN(.workers = 1, .servers = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
-  start_new();
+  BEGIN(.workers = 1, .servers = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
   push(0, 0);
   save(0);
   assert_int_equal(said_failed + said_again, 0);
@@ -739,8 +698,7 @@ static void test_log(void **state) {
 /* Server 1 is ordered to write its shard, and leaves or dies before it does. */
 static void end_run(int (*ends)(mlfab **), uint64_t lines) {
   said_failed = 0;
-  OPEN(.workers = 1, .servers = 2, .commits = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
-  start_new();
+  BEGIN(.workers = 1, .servers = 2, .commits = 1, .log = count_line, .log_level = MLFAB_LOG_WARN);
   push(0, 0);
   while (disk_count(disk, "-0-of-2.shard") == 0) assert_int_equal(mlfab_sim_step(w.sim), 1);
   has(0, "-1-of-2.shard");
@@ -751,27 +709,14 @@ static void end_run(int (*ends)(mlfab **), uint64_t lines) {
   close_fabric();
 }
 
-static void test_run_ends(void **state) {
-  (void)state;
-  end_run(mlfab_close, 0);
-}
+SCENE(test_run_ends) { end_run(mlfab_close, 0); }
 
-static void test_server_dies(void **state) {
-  (void)state;
-  end_run(mlfab_abandon, 1);
-}
+SCENE(test_server_dies) { end_run(mlfab_abandon, 1); }
 
 /* Servers that read different directories do not load different checkpoints
  * unnoticed. */
-static void test_disagree(void **state) {
-  (void)state;
-  OPEN(.workers = 1, .servers = 2);
-  start_new();
-  for (uint64_t i = 0; i < 2; i++) {
-    push(0, i);
-    save(0);
-  }
-  close_fabric();
+SCENE(test_disagree) {
+  leave_checkpoints(1, 2, 2);
   other = disk_new();
   for (int i = 0; i < DISK_FILES; i++) { /* a copy of the first one */
     if (!strstr(disk->now[i].path, "-00000001")) continue;
@@ -788,13 +733,8 @@ static void test_disagree(void **state) {
 }
 
 /* Worker 0 asked for a checkpoint and died before it defined the model: its next process has not asked for one. */
-static void test_asker_dies(void **state) {
-  (void)state;
-  OPEN(.workers = 1, .servers = 1);
-  start_new();
-  push(0, 0);
-  save(0);
-  close_fabric();
+SCENE(test_asker_dies) {
+  leave_checkpoints(1, 1, 1);
   OPEN(.workers = 1, .servers = 1);
   OK(w.node[0], mlfab_restore(w.node[0], "/disk"));
   rest(WORLD_S);
@@ -804,38 +744,11 @@ static void test_asker_dies(void **state) {
   sim_open(w.sim, 0, &c, &w.node[0]);
   world_await(&w, 0);
   OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, COUNT));
-  start_new();
+  start_from(NULL);
   assert_int_equal(restored(), 0);
   pull(0);
   for (int i = 0; i < COUNT; i++) assert_true(moved[i] == (float)i);
   close_fabric();
 }
 
-#define SCENE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      SCENE(test_servers),
-      SCENE(test_shapes),
-      SCENE(test_servers_that_join),
-      SCENE(test_scheduled),
-      SCENE(test_links_break),
-      SCENE(test_failures),
-      SCENE(test_full_disk),
-      SCENE(test_late_server),
-      SCENE(test_other_copy),
-      SCENE(test_log),
-      SCENE(test_run_ends),
-      SCENE(test_server_dies),
-      SCENE(test_directories),
-      SCENE(test_history_of_a_copy),
-      SCENE(test_histories),
-      SCENE(test_one_history),
-      SCENE(test_disagree),
-      SCENE(test_asker_dies),
-      SCENE(test_damaged_shard),
-      SCENE(test_rounds_differ),
-      SCENE(test_models_that_cannot_go_on),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

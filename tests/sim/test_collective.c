@@ -9,22 +9,12 @@
  * and that the next calls match again.
  *
  * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) 50. MLFAB_SEED=n runs one alone. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
 #include "driven.h"
 #include "../unit/chance.h"
-#include "../unit/scale.h"
 #include "../unit/values.h"
 #include "seeds.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* 0: the library has no pushes and pulls. */
 #ifndef WITH_MODEL
@@ -927,10 +917,9 @@ static void end_test(world *w) {
 
 /* ---- what works */
 
-static void test_sizes(void **state) {
+TEST(test_sizes) {
   static const uint32_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 33, 64};
   static world w;
-  (void)state;
   for (uint32_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     init_world(&w, sizes[k], 100 + k);
     w.most = sizes[k] < 10 ? 100000 : 2000;
@@ -945,10 +934,9 @@ static void test_sizes(void **state) {
   }
 }
 
-static void test_planned_sizes(void **state) {
+TEST(test_planned_sizes) {
   static const uint32_t sizes[] = {1, 2, 3, 5, 8, 13, 33, 64};
   static world w;
-  (void)state;
   if (!WITH_MODEL) skip();
   for (uint32_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     for (uint32_t scheduled = 0; scheduled < 2; scheduled++) {
@@ -1002,8 +990,7 @@ static uint64_t run_faulty(uint64_t seed) {
   return hash;
 }
 
-static void test_faulty_links(void **state) {
-  (void)state;
+TEST(test_faulty_links) {
   if (test_seed() || !WITH_MODEL) skip();
   for (uint64_t seed = seeds_first(), end = seed + test_cases_from(3, 30); seed < end; seed++) {
     uint64_t hash = run_faulty(seed);
@@ -1013,10 +1000,9 @@ static void test_faulty_links(void **state) {
 }
 
 /* After a while calls take no memory any more, and hold no more than before. */
-static void test_steady(void **state) {
+TEST(test_steady) {
   static world w;
   mlfab_stats before[RANKS], after;
-  (void)state;
   for (int k = 0; k < (test_scale() < 1.0 ? 1 : 3); k++) {
     init_world(&w, 5, 7 + (uint64_t)k);
     w.make = make_sum;
@@ -1242,36 +1228,28 @@ static void not_finite(world *w, uint64_t seed, uint32_t who) {
   all_fail(w, all_of(w), 1, BEATS(w), MLFAB_ERR_NOT_FINITE, who);
 }
 
-static const struct scene {
-  const char *name;
-  uint32_t seeds, planned; /* planned: more of them, with the planned tree */
-  uint32_t least, spread;  /* workers: least + seed % spread */
-  int early;               /* there were no calls before */
-  void (*play)(world *w, uint64_t seed, uint32_t who);
-} scenes[] = {
-    {"a rank dies", 24, 24, 2, 7, 0, crash},
-    {"a rank is lost early", 8, 0, 2, 5, 1, lost_early},
-    {"a rank is back at once", 10, 0, 2, 5, 0, quick_restart},
-    {"a rank forgets to call", 10, 6, 2, 6, 0, forgets},
-    {"a rank is slow", 4, 0, 4, 4, 0, slow_rank},
-    {"a rank calls another thing", 20, 0, 3, 4, 1, differs},
-    {"a rank leaves", 16, 0, 2, 6, 0, leaves},
-    {"a rank cancels", 16, 4, 2, 6, 0, cancels},
-    {"a number is not finite", 12, 0, 2, 6, 0, not_finite},
-};
-enum { SCENES = sizeof scenes / sizeof *scenes };
-
-static void test_scene(void **state) {
-  const struct scene *s = *state;
+/* planned: so many seeds more, with the planned tree. Workers: least + seed % spread. early: there were no calls before. */
+static void scene(uint32_t seeds, uint32_t planned, uint32_t least, uint32_t spread, int early,
+                  void (*play)(world *w, uint64_t seed, uint32_t who)) {
   static world w;
-  for (uint64_t k = 1; k <= s->seeds + (WITH_MODEL ? s->planned : 0); k++) {
-    uint64_t seed = k <= s->seeds ? k : PLANNED + k - s->seeds;
-    if (s->early) seed *= 2; /* with an even one there are no calls */
-    failing_world(&w, s->least + (uint32_t)k % s->spread, seed);
-    s->play(&w, seed, (uint32_t)below(&w, w.workers));
+  for (uint64_t k = 1; k <= seeds + (WITH_MODEL ? planned : 0); k++) {
+    uint64_t seed = k <= seeds ? k : PLANNED + k - seeds;
+    if (early) seed *= 2; /* with an even one there are no calls */
+    failing_world(&w, least + (uint32_t)k % spread, seed);
+    play(&w, seed, (uint32_t)below(&w, w.workers));
     end_test(&w);
   }
 }
+
+TEST(test_crash) { scene(24, 24, 2, 7, 0, crash); }
+TEST(test_lost_early) { scene(8, 0, 2, 5, 1, lost_early); }
+TEST(test_quick_restart) { scene(10, 0, 2, 5, 0, quick_restart); }
+TEST(test_forgets) { scene(10, 6, 2, 6, 0, forgets); }
+TEST(test_slow_rank) { scene(4, 0, 4, 4, 0, slow_rank); }
+TEST(test_differs) { scene(20, 0, 3, 4, 1, differs); }
+TEST(test_leaves) { scene(16, 0, 2, 6, 0, leaves); }
+TEST(test_cancels) { scene(16, 4, 2, 6, 0, cancels); }
+TEST(test_not_finite) { scene(12, 0, 2, 6, 0, not_finite); }
 
 /* What can do without a worker that has finished. */
 static plan make_without(const world *w, uint64_t number, uint64_t members) {
@@ -1326,14 +1304,13 @@ static void finish_one_by_one(uint64_t seed, const mlfab_sim_options *faults) {
   end_test(&w);
 }
 
-static void test_finishes(void **state) {
+TEST(test_finishes) {
   const mlfab_sim_options faults = {.latency_ns = 50000,
                                     .latency_jitter = 0.5,
                                     .rate_bytes_per_s = 100000000,
                                     .loss = 0.002,
                                     .duplicate = 0.002,
                                     .reorder = 0.05};
-  (void)state;
   for (uint64_t seed = 1, n = test_cases_from(30, 30); seed <= n; seed++) {
     finish_one_by_one(seed, NULL);
     finish_one_by_one(seed + n, &faults);
@@ -1341,11 +1318,10 @@ static void test_finishes(void **state) {
 }
 
 /* Failure after failure: nothing of an epoch stays. */
-static void test_memory(void **state) {
+TEST(test_memory) {
   static world w;
   mlfab_stats stats;
   uint64_t before[RANKS];
-  (void)state;
   failing_world(&w, 4, 6);
   w.make = make_sum;
   w.most = 4000;
@@ -1462,27 +1438,11 @@ static void run_seed_as(uint64_t seed, int planned) {
 static void run_seed(uint64_t seed) { run_seed_as(seed, 0); }
 static void run_planned_seed(uint64_t seed) { run_seed_as(seed, 1); }
 
-static void test_seeds(void **state) {
-  (void)state;
-  seeds_run("collective", test_cases_few(5, 50, 100), run_seed);
-}
+TEST(test_seeds) { seeds_run("collective", test_cases_few(5, 50, 100), run_seed); }
 
-static void test_planned_seeds(void **state) {
-  (void)state;
+TEST(test_planned_seeds) {
   if (!WITH_MODEL) skip();
   seeds_run("planned", test_cases_few(5, 50, 100), run_planned_seed);
 }
 
-int main(void) {
-  cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  struct CMUnitTest tests[8 + SCENES] = {
-      cmocka_unit_test(test_sizes),    cmocka_unit_test(test_planned_sizes),
-      cmocka_unit_test(test_steady),   cmocka_unit_test(test_faulty_links),
-      cmocka_unit_test(test_finishes), cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_seeds),    cmocka_unit_test(test_planned_seeds),
-  };
-  for (size_t i = 0; i < SCENES; i++)
-    tests[8 + i] =
-        (struct CMUnitTest){scenes[i].name, test_scene, NULL, NULL, (void *)(uintptr_t)&scenes[i]};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -254,15 +254,9 @@ static void play(uint64_t seed, int changes) {
 static void play_one_model(uint64_t seed) { play(seed, 0); }
 static void play_changing(uint64_t seed) { play(seed, 1); }
 
-static void test_models(void **state) {
-  (void)state;
-  seeds_run("consistency", test_cases(60), play_one_model);
-}
+TEST(test_models) { seeds_run("consistency", test_cases(60), play_one_model); }
 
-static void test_changes(void **state) {
-  (void)state;
-  seeds_run("consistency", test_cases(60), play_changing);
-}
+TEST(test_changes) { seeds_run("consistency", test_cases(60), play_changing); }
 
 /* Runs some iterations of two workers that add 1 to both tensors; afterwards `sum` updates are in the
  * model. */
@@ -286,11 +280,10 @@ static void iterate(world *w, int n, float *sum) {
 }
 
 /* A server with a model of its own loses its slices: it follows the others, and gets slices again. */
-static void test_server_without_slices(void **state) {
+TEST(test_server_without_slices) {
   static const uint32_t kinds[] = {MLFAB_SYNC_DROP, MLFAB_SYNC_DSPS, MLFAB_SYNC_BSP,
                                    MLFAB_SYNC_ASYNC};
   const uint32_t all[2] = {0, 1};
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   for (uint32_t k = 0; k < 4; k++) {
     world w;
@@ -319,13 +312,12 @@ static void test_server_without_slices(void **state) {
 
 /* Errors in a model's options are reported by the call if possible. What only a server knows comes as its
  * refusal, to every worker, even with first weights under way. Then all may try again. */
-static void test_refused_models(void **state) {
+TEST(test_refused_models) {
   static float first[COUNT], got[COUNT];
   mlfab_buf bufs = {0, 0, first, COUNT}, image = {0, 0, got, COUNT};
   mlfab_model_options options = {.size = sizeof options, .mean = 1};
   mlfab_error error;
   world w;
-  (void)state;
   world_init(&w, 3, 2, 1);
   world_open(&w, 5);
   for (uint32_t i = 0; i < COUNT; i++) first[i] = (float)i;
@@ -359,9 +351,4 @@ static void test_refused_models(void **state) {
   world_close(&w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_models), cmocka_unit_test(test_changes),
-                                     cmocka_unit_test(test_server_without_slices),
-                                     cmocka_unit_test(test_refused_models)};
-  return cmocka_run_group_tests_name("consistency", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -434,12 +434,6 @@ static void run_seed(uint64_t seed) {
   close_world();
 }
 
-static void test_random(void **state) {
-  (void)state;
-  seeds_run("dag", test_cases(60), run_seed);
-}
+TEST(test_random) { seeds_run("dag", test_cases(60), run_seed); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -398,21 +398,18 @@ static void kill_one(uint32_t k, uint32_t eager) {
   world_close(&j.w);
 }
 
-static void test_kill(void **state) {
-  (void)state;
+TEST(test_kill) {
   for (uint32_t k = 0; k < 6; k++) kill_one(k, 0);
 }
 
 /* Its transfers wait for plans: the scheduler plans for the replica with what it knows of the workers' links. */
-static void test_kill_planned(void **state) {
-  (void)state;
+TEST(test_kill_planned) {
   for (uint32_t k = 0; k < 6; k++) kill_one(k, EAGER_LEAST);
 }
 
 /* A copy or a scheduler that is new has not heard that a link is cut; the worker says it again. */
-static void test_link_is_cut(void **state) {
+TEST(test_link_is_cut) {
   static job j;
-  (void)state;
   init(&j, 60);
   j.eager = EAGER_LEAST;
   j.div_max = HUGE_VAL;
@@ -460,9 +457,8 @@ static void set_bound(job *j, uint64_t bound) {
 }
 
 /* A delay bound that was set while the fabric runs holds at every copy that takes over, of any server. */
-static void test_bound_is_set(void **state) {
+TEST(test_bound_is_set) {
   static job j;
-  (void)state;
   init(&j, 70);
   j.div_max = HUGE_VAL;
   begin(&j, 1, 2, 2);
@@ -487,9 +483,8 @@ static void test_bound_is_set(void **state) {
 }
 
 /* While no replica is in sync a DURABLE push ends at its deadline, and is not in the way of those that ask for less. */
-static void test_durable_expires(void **state) {
+TEST(test_durable_expires) {
   static job j;
-  (void)state;
   for (uint32_t k = 0; k < 2; k++) {
     int status = 1;
     mlfab_result result;
@@ -518,9 +513,8 @@ static void test_durable_expires(void **state) {
 
 /* Copies without a model are in sync, and when there is one they are not, until the other copy has it: the events say so
  * (hear). */
-static void test_in_sync_again(void **state) {
+TEST(test_in_sync_again) {
   static job j;
-  (void)state;
   init(&j, 50);
   join_all(&j, 1, 2, 1);
   mlfab_sim_run(j.w.sim, WORLD_S);
@@ -536,9 +530,8 @@ static void test_in_sync_again(void **state) {
 
 /* Server 0 is replaced at once: DURABLE updates do not wait much longer for the next copy than the others for the one
  * that takes over. */
-static void test_replaced_at_once(void **state) {
+TEST(test_replaced_at_once) {
   static job j;
-  (void)state;
   for (uint32_t k = 0; k < 4; k++) {
     init(&j, 40 + k);
     j.acks = 1;
@@ -557,9 +550,8 @@ static void test_replaced_at_once(void **state) {
 }
 
 /* A server dies before there is a model: its replica, which has none either, takes the definition. */
-static void test_before_the_model(void **state) {
+TEST(test_before_the_model) {
   static job j;
-  (void)state;
   init(&j, 1);
   j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
   j.acks = 1;
@@ -595,15 +587,11 @@ static void worker_lost(uint64_t seed) {
   world_close(&j.w);
 }
 
-static void test_worker_lost(void **state) {
-  (void)state;
-  seeds_run("lost", test_cases_from(4, 4), worker_lost);
-}
+TEST(test_worker_lost) { seeds_run("lost", test_cases_from(4, 4), worker_lost); }
 
 /* A copy of server 0 is replaced by a process on another host, then the other copy, too: each is found where it is. */
-static void test_other_hosts(void **state) {
+TEST(test_other_hosts) {
   static job j;
-  (void)state;
   init(&j, 1);
   j.acks = 1;
   j.spare = 2;
@@ -656,10 +644,7 @@ static void all_pause(uint64_t seed) {
   world_close(&j.w);
 }
 
-static void test_all_pause(void **state) {
-  (void)state;
-  seeds_run("pause", test_cases_from(4, 24), all_pause);
-}
+TEST(test_all_pause) { seeds_run("pause", test_cases_from(4, 24), all_pause); }
 
 /* --- faults at random --- */
 
@@ -802,10 +787,7 @@ static void play(uint64_t seed) {
   world_close(&j.w);
 }
 
-static void test_faults(void **state) {
-  (void)state;
-  seeds_run("failover", test_cases(120), play);
-}
+TEST(test_faults) { seeds_run("failover", test_cases(120), play); }
 
 /* --- succession --- */
 
@@ -994,22 +976,15 @@ static void replacement(uint64_t seed) {
   end_calls(&j);
 }
 
-static void test_replacement(void **state) {
-  (void)state;
-  seeds_run("replacement", test_cases_from(12, 100), replacement);
-}
+TEST(test_replacement) { seeds_run("replacement", test_cases_from(12, 100), replacement); }
 
-static void test_succession(void **state) {
-  (void)state;
-  seeds_run("succession", test_cases_from(5, 60), succession);
-}
+TEST(test_succession) { seeds_run("succession", test_cases_from(5, 60), succession); }
 
 /* A copy with another heartbeat would stop answering too late, or begin too early. */
-static void test_other_heartbeat(void **state) {
+TEST(test_other_heartbeat) {
   static const char *const names[] = {
       [0] = "worker 0", [CALLERS + 1] = "the replica of server 0", [CALLERS + 2] = "scheduler 0"};
   static job j;
-  (void)state;
   for (uint32_t odd = 0; odd < sizeof names / sizeof *names; odd++) {
     mlfab_error error;
     char text[160];
@@ -1027,24 +1002,4 @@ static void test_other_heartbeat(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_kill),
-      cmocka_unit_test(test_kill_planned),
-      cmocka_unit_test(test_link_is_cut),
-      cmocka_unit_test(test_bound_is_set),
-      cmocka_unit_test(test_durable_expires),
-      cmocka_unit_test(test_in_sync_again),
-      cmocka_unit_test(test_replaced_at_once),
-      cmocka_unit_test(test_before_the_model),
-      cmocka_unit_test(test_worker_lost),
-      cmocka_unit_test(test_other_hosts),
-      cmocka_unit_test(test_all_pause),
-      cmocka_unit_test(test_succession),
-      cmocka_unit_test(test_replacement),
-      cmocka_unit_test(test_other_heartbeat),
-      cmocka_unit_test(test_faults),
-  };
-  cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  return cmocka_run_group_tests_name("failover", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -977,12 +977,6 @@ static uint64_t run_seed(uint64_t seed) {
 
 static void play(uint64_t seed) { seeds_same(seed, run_seed); }
 
-static void test_seeds(void **state) {
-  (void)state;
-  seeds_run("faults", test_cases(100), play);
-}
+TEST(test_seeds) { seeds_run("faults", test_cases(100), play); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_seeds)};
-  return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -226,12 +226,6 @@ static void play(uint64_t seed) {
   free(j.sum);
 }
 
-static void test_seeds(void **state) {
-  (void)state;
-  seeds_run("filters", test_cases(40), play);
-}
+TEST(test_seeds) { seeds_run("filters", test_cases(40), play); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_seeds)};
-  return cmocka_run_group_tests_name("filters", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -442,16 +442,12 @@ static void play(uint64_t seed) { play_with(seed, 0); }
 static uint32_t deaths;
 static void play_returns(uint64_t seed) { deaths += play_with(seed, 1); }
 
-static void test_replacements(void **state) {
-  (void)state;
+TEST(test_replacements) {
   seeds_run("replacements", test_cases(600), play_returns);
   assert_true(seeds_alone() || test_scale() < 1 || deaths > test_cases(600) / 2);
 }
 
-static void test_loops(void **state) {
-  (void)state;
-  seeds_run("joiners", test_cases(600), play);
-}
+TEST(test_loops) { seeds_run("joiners", test_cases(600), play); }
 
 /* One step of two workers: an allreduce of two elements. */
 static void pair_step(job *j) {
@@ -468,7 +464,7 @@ static void pair_step(job *j) {
 
 /* A joiner's first collective is none that others make: these go on, and it ends at its deadline, with both calls. The next
  * one, which they make, has it. */
-static void test_stranger(void **state) {
+TEST(test_stranger) {
   static job j;
   float x[4] = {1, 1, 1, 1};
   mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 3 * SECOND};
@@ -477,7 +473,6 @@ static void test_stranger(void **state) {
   mlfab_result result;
   uint32_t present[MOST], n = 0, calls = 0;
   int done = 0;
-  (void)state;
   memset(&j, 0, sizeof j);
   j.founders = 2;
   j.most = 3;
@@ -577,11 +572,10 @@ static int scene_end(world *w, uint32_t n, const mlfab_request *requests) {
 }
 
 /* The founders have left when a joiner first meets a barrier: its pushes count at once. */
-static void test_alone(void **state) {
+TEST(test_alone) {
   static world w;
   float one[4] = {1, 1, 1, 1}, x[4] = {0};
   const mlfab_buf push = {0, 0, one, 4}, pull = {0, 0, x, 4};
-  (void)state;
   scene_begin(&w, 2, 1);
   for (int k = 0; k < 6; k++) OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
   scene_join(&w, 1, 1);
@@ -629,8 +623,7 @@ static void give_up(uint32_t who, uint64_t when) {
   world_close(&w);
 }
 
-static void test_given_up(void **state) {
-  (void)state;
+TEST(test_given_up) {
   for (uint64_t when = 0; when < 600000; when += 10000) {
     give_up(1, when);
     give_up(2, when);
@@ -652,12 +645,11 @@ static int call_until(world *w, uint32_t joiner, mlfab_request request) {
 }
 
 /* Joiners whose calls nobody makes take no place from one that calls what all call. */
-static void test_calls_of_nobody(void **state) {
+TEST(test_calls_of_nobody) {
   static world w;
   const mlfab_collective soon = {.size = sizeof soon, .timeout_ns = SECOND};
   float data[8][16] = {{0}};
   mlfab_request calls[8];
-  (void)state;
   scene_begin(&w, 7, 2);
   for (uint32_t r = 2; r < 7; r++) scene_join(&w, r, 2);
   for (uint32_t r = 2; r < 6; r++)
@@ -670,10 +662,4 @@ static void test_calls_of_nobody(void **state) {
   world_close(&w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stranger), cmocka_unit_test(test_alone),
-      cmocka_unit_test(test_given_up), cmocka_unit_test(test_calls_of_nobody),
-      cmocka_unit_test(test_loops),    cmocka_unit_test(test_replacements)};
-  return cmocka_run_group_tests_name("joiners", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

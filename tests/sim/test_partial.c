@@ -383,17 +383,8 @@ static void run_death(uint64_t seed) {
   close_world();
 }
 
-static void test_random(void **state) {
-  (void)state;
-  seeds_run("partial", test_cases(60), run_seed);
-}
+TEST(test_random) { seeds_run("partial", test_cases(60), run_seed); }
 
-static void test_death(void **state) {
-  (void)state;
-  seeds_run("death", test_cases(20), run_death);
-}
+TEST(test_death) { seeds_run("death", test_cases(20), run_death); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_death)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

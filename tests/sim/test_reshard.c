@@ -590,10 +590,7 @@ static uint64_t run_seed(uint64_t seed) {
 
 static void play(uint64_t seed) { seeds_same(seed, run_seed); }
 
-static void test_seeds(void **state) {
-  (void)state;
-  seeds_run("reshard", test_cases(40), play);
-}
+TEST(test_seeds) { seeds_run("reshard", test_cases(40), play); }
 
 /* ---- a round that is open ---- */
 
@@ -607,7 +604,7 @@ static int is_done(mlfab *ctx, mlfab_request request) {
 
 /* The contributors of an open round move with its slices: the second half of worker 0's iteration, pushed
  * after the move, must not count as another worker's in the mean. */
-static void test_open_round_moves(void **state) {
+TEST(test_open_round_moves) {
   enum { COUNT = 3000 };
   static double ones[COUNT], image[COUNT];
   mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = 1, .mean = 1};
@@ -617,7 +614,6 @@ static void test_open_round_moves(void **state) {
   mlfab_stats stats;
   uint32_t to = 1;
   world w;
-  (void)state;
   model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
   for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
   world_init(&w, 2, 2, 1);
@@ -642,14 +638,13 @@ static void test_open_round_moves(void **state) {
 
 /* Servers have different models, or are in different rounds: each applies its open round as it is before slices move, and no
  * update is lost or counted twice. Slices take the model of their new server. */
-static void test_models_differ(void **state) {
+TEST(test_models_differ) {
   enum { COUNT = 3000, SIDES = 2 };
   static double ones[COUNT], image[COUNT];
   static const uint32_t to[SIDES] = {0, 1};
   mlfab_push_options half = {.size = sizeof half, .scale = 1.0, .flags = MLFAB_PUSH_MORE};
   mlfab_sync ssp = {.size = sizeof ssp, .kind = MLFAB_SYNC_SSP};
   mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
-  (void)state;
   for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
   /* The server with rounds loses its slices, or gets those of the other. */
   for (uint32_t loses = 0; loses < SIDES; loses++) {
@@ -680,14 +675,13 @@ static void test_models_differ(void **state) {
 
 /* One of two servers refused an update of the open round. The rounds differ then, so each server applies its own before slices
  * move: the mean never counts a worker whose update is missing. */
-static void test_refused_update_moves(void **state) {
+TEST(test_refused_update_moves) {
   enum { COUNT = 3000, PARTIES = 3 };
   static double ones[COUNT], broken[COUNT], image[COUNT];
   mlfab_model_options model = {.size = sizeof model, .slices = 4, .mean = 1};
   mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT}, bad = {0, 0, broken, COUNT};
   mlfab_request view, other;
   mlfab_result result;
-  (void)state;
   model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
   for (uint32_t i = 0; i < COUNT; i++) ones[i] = broken[i] = 1.0;
   broken[COUNT - 1] = HUGE_VAL; /* server 1 has the last slices */
@@ -719,7 +713,7 @@ static int always(void *user, const mlfab_sync_state *state) {
 }
 
 /* A server that joins would take over a model by conditions, but it has none: the move is undone, and the caller is told. */
-static void test_conditions_do_not_move(void **state) {
+TEST(test_conditions_do_not_move) {
   enum { COUNT = 3000 };
   static double ones[COUNT], image[COUNT];
   static const uint32_t to = 1;
@@ -728,7 +722,6 @@ static void test_conditions_do_not_move(void **state) {
   mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
   mlfab_error error;
   world w;
-  (void)state;
   for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
   world_init(&w, 1, 2, 1);
   world_network(&w, 5);
@@ -965,8 +958,7 @@ static void hit_run(uint32_t fault, uint32_t victim, uint32_t other, uint64_t af
   hit_end(h);
 }
 
-static void test_fault_in_a_move(void **state) {
-  (void)state;
+TEST(test_fault_in_a_move) {
   if (seeds_alone()) skip();
   uint64_t usual = hit_usual(), moments = test_cases_from(3, 4);
   if (moments > 200) moments = 200;
@@ -980,14 +972,4 @@ static void test_fault_in_a_move(void **state) {
   print_message("a move takes %.1f ms\n", (double)usual * 1e-6);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_open_round_moves),
-      cmocka_unit_test(test_models_differ),
-      cmocka_unit_test(test_refused_update_moves),
-      cmocka_unit_test(test_conditions_do_not_move),
-      cmocka_unit_test(test_seeds),
-      cmocka_unit_test(test_fault_in_a_move),
-  };
-  return cmocka_run_group_tests_name("reshard", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

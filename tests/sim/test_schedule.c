@@ -540,6 +540,12 @@ static void check_drops(const bed *b) {
 /* The sums over the seeds of a test. */
 static struct { uint32_t applied, dropped, groups, plans, failed, compared; } seen;
 
+/* Runs seeds of a test, whose sums are in `seen`. */
+static void run_seeds(double usual, void (*one)(uint64_t seed)) {
+  memset(&seen, 0, sizeof seen);
+  seeds_run("schedule", test_cases(usual), one);
+}
+
 /* Did so many seeds run that something rare has happened? */
 static int many(void) { return !seeds_alone() && test_scale() >= 1.0; }
 
@@ -582,7 +588,8 @@ static void order_and_bound(uint64_t seed) {
   bed_close(b);
 }
 
-static void order_and_bound_end(void) {
+TEST(test_order_and_bound) {
+  run_seeds(24, order_and_bound);
   print_message("%u applied, %u dropped, %u groups, %u plans\n", seen.applied, seen.dropped,
                 seen.groups, seen.plans);
   assert_true(!many() || (seen.dropped > 10 && seen.groups > 0));
@@ -617,7 +624,10 @@ static void bound_lowered(uint64_t seed) {
   bed_close(b);
 }
 
-static void bound_lowered_end(void) { assert_true(!many() || seen.dropped > 10); }
+TEST(test_bound_lowered) {
+  run_seeds(8, bound_lowered);
+  assert_true(!many() || seen.dropped > 10);
+}
 
 /* --- the server's in-link --- */
 
@@ -646,9 +656,8 @@ static double link_is_busy(const setup *s, uint64_t *gap_p, uint64_t *applied_p)
   return share;
 }
 
-static void test_link_is_busy(void **state) {
+TEST(test_link_is_busy) {
   uint64_t gap, direct, grouped;
-  (void)state;
   for (int ahead = 0; ahead < 2; ahead++) {
     setup s = standard(7 + (uint64_t)ahead);
     uint64_t chunk_ns = 8192 * 1000ull / 10;
@@ -710,6 +719,8 @@ static void scheduled_against_direct(uint64_t seed) {
                 (double)scheduled / direct);
   assert_true(direct > 0 && scheduled >= 1.8 * direct);
 }
+
+TEST(test_scheduled_against_direct) { run_seeds(1, scheduled_against_direct); }
 
 /* --- the scheduler is lost --- */
 
@@ -795,6 +806,10 @@ static void lose_scheduler(uint64_t seed, int cut) {
 
 static void scheduler_crashes(uint64_t seed) { lose_scheduler(seed, 0); }
 static void scheduler_is_cut_off(uint64_t seed) { lose_scheduler(seed, 1); }
+
+TEST(test_scheduler_crashes) { run_seeds(6, scheduler_crashes); }
+TEST(test_scheduler_is_cut_off) { run_seeds(6, scheduler_is_cut_off); }
+
 /* --- members and aggregators --- */
 
 /* Runs until a plan in progress names worker `aggregator`; returns its rank. */
@@ -832,6 +847,10 @@ static void lose_worker(uint64_t seed, int member) {
 
 static void aggregator_dies(uint64_t seed) { lose_worker(seed, 0); }
 static void member_dies(uint64_t seed) { lose_worker(seed, 1); }
+
+TEST(test_aggregator_dies) { run_seeds(6, aggregator_dies); }
+TEST(test_member_dies) { run_seeds(6, member_dies); }
+
 static void not_finite_member(uint64_t seed) {
   setup s = lossy(seed);
   s.dtype = MLFAB_F64;
@@ -856,7 +875,10 @@ static void not_finite_member(uint64_t seed) {
   bed_close(b);
 }
 
-static void not_finite_member_end(void) { assert_true(!many() || seen.failed > 0); }
+TEST(test_not_finite_member) {
+  run_seeds(6, not_finite_member);
+  assert_true(!many() || seen.failed > 0);
+}
 
 /* --- links that are cut, updates that cannot come in time --- */
 
@@ -892,10 +914,11 @@ static void cut_link(uint64_t seed) {
   bed_close(b);
 }
 
+TEST(test_cut_link) { run_seeds(4, cut_link); }
+
 /* One worker's link is so slow that others commit before its update arrives: it is dropped before a byte
  * was sent, with the delay that it would have had. */
-static void test_too_large(void **state) {
-  (void)state;
+TEST(test_too_large) {
   setup s = standard(3);
   s.schedule.delay_bound = 3;
   s.schedule.interval_ns = 40 * MS;
@@ -929,8 +952,7 @@ static void test_too_large(void **state) {
 }
 
 /* A bound of 1 admits only updates computed from the newest model. */
-static void test_bound_of_one(void **state) {
-  (void)state;
+TEST(test_bound_of_one) {
   setup s = standard(5);
   s.schedule.delay_bound = 1;
   s.pulls = 1;
@@ -970,6 +992,8 @@ static void died_since_announced(uint64_t seed) {
   bed_close(b);
 }
 
+TEST(test_died_since_announced) { run_seeds(6, died_since_announced); }
+
 /* --- several servers, rounds, other ways to drive --- */
 
 static void several_servers(uint64_t seed) {
@@ -1008,7 +1032,8 @@ static void several_servers(uint64_t seed) {
   bed_close(b);
 }
 
-static void several_servers_end(void) {
+TEST(test_several_servers) {
+  run_seeds(8, several_servers);
   assert_true(!many() || (seen.groups > 0 && seen.applied > 100));
 }
 
@@ -1051,9 +1076,10 @@ static void rounds(uint64_t seed) {
   free(first);
 }
 
+TEST(test_rounds) { run_seeds(8, rounds); }
+
 /* Contexts without a thread are no aggregators by default. */
-static void test_driven_by_hand(void **state) {
-  (void)state;
+TEST(test_driven_by_hand) {
   for (uint32_t accumulators = 0; accumulators < 2; accumulators++) {
     setup s = lossy(4);
     s.hand = 1;
@@ -1069,8 +1095,7 @@ static void test_driven_by_hand(void **state) {
   }
 }
 
-static void test_world_of_one(void **state) {
-  (void)state;
+TEST(test_world_of_one) {
   for (uint32_t bounded = 0; bounded < 2; bounded++) {
     setup s = standard(2);
     s.workers = 1;
@@ -1160,52 +1185,13 @@ static void momentum(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_MOMENTUM); }
 static void adadelay(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_ADADELAY); }
 static void adam(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_ADAM); }
 
-static void rule_end(void) {
-  print_message("%u runs compared, %u groups in them\n", seen.compared, seen.groups);
-  assert_true(!many() || (seen.compared > 0 && seen.groups > 0));
+TEST(test_rules) {
+  void (*const rules[])(uint64_t) = {momentum, adadelay, adam};
+  for (int i = 0; i < 3; i++) {
+    run_seeds(6, rules[i]);
+    print_message("%u runs compared, %u groups in them\n", seen.compared, seen.groups);
+    assert_true(!many() || (seen.compared > 0 && seen.groups > 0));
+  }
 }
 
-/* Tests over random seeds. */
-static const struct scene {
-  const char *name;
-  double usual; /* seeds */
-  void (*one)(uint64_t seed);
-  void (*end)(void); /* or NULL */
-} scenes[] = {
-    {"order and bound", 24, order_and_bound, order_and_bound_end},
-    {"the bound is lowered", 8, bound_lowered, bound_lowered_end},
-    {"scheduled against direct", 1, scheduled_against_direct, NULL},
-    {"the scheduler crashes", 6, scheduler_crashes, NULL},
-    {"the scheduler is cut off", 6, scheduler_is_cut_off, NULL},
-    {"an aggregator dies", 6, aggregator_dies, NULL},
-    {"a member dies", 6, member_dies, NULL},
-    {"a member is not finite", 6, not_finite_member, not_finite_member_end},
-    {"a link is cut", 4, cut_link, NULL},
-    {"a worker dies after it announced", 6, died_since_announced, NULL},
-    {"several servers", 8, several_servers, several_servers_end},
-    {"rounds", 8, rounds, NULL},
-    {"momentum", 6, momentum, rule_end},
-    {"adadelay", 6, adadelay, rule_end},
-    {"adam", 6, adam, rule_end},
-};
-enum { SCENES = sizeof scenes / sizeof *scenes };
-
-static void run_scene(void **state) {
-  const struct scene *s = *state;
-  memset(&seen, 0, sizeof seen);
-  seeds_run("schedule", test_cases(s->usual), s->one);
-  if (s->end) s->end();
-}
-
-int main(void) {
-  cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  struct CMUnitTest tests[SCENES + 5] = {
-      cmocka_unit_test(test_link_is_busy), cmocka_unit_test(test_too_large),
-      cmocka_unit_test(test_bound_of_one), cmocka_unit_test(test_driven_by_hand),
-      cmocka_unit_test(test_world_of_one),
-  };
-  for (size_t i = 0; i < SCENES; i++)
-    tests[5 + i] =
-        (struct CMUnitTest){scenes[i].name, run_scene, NULL, NULL, (void *)(uintptr_t)&scenes[i]};
-  return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

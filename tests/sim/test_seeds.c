@@ -28,8 +28,7 @@ static void run(const char *name, const char *seed, const char *first) {
   seeds_run_of(__FILE__, name, 3, collect);
 }
 
-static void test_ranges(void **state) {
-  (void)state;
+TEST(test_ranges) {
   run("dag", "", "");
   const uint64_t plain[] = {2400, 1, 2, 3}; /* what seeds.txt lists comes first */
   assert_int_equal(nran, 4);
@@ -66,10 +65,9 @@ static int hear(const char *seed, const char *first, char *text, size_t room) {
   return WEXITSTATUS(status);
 }
 
-static void test_refused(void **state) {
+TEST(test_refused) {
   static const char *const bad[] = {"0", "-1", "1x", "x", " 5", "+5", "", "99999999999999999999"};
   char text[256], want[256];
-  (void)state;
   for (size_t i = 0; i < 2 * sizeof bad / sizeof *bad; i++) {
     const char *number = bad[i / 2];
     const int status = hear(i % 2 ? number : "", i % 2 ? "" : number, text, sizeof text);
@@ -96,13 +94,12 @@ static int exists(const char *name) {
   return found;
 }
 
-static void test_list(void **state) {
+TEST(test_list) {
   enum { MOST = 158 }; /* of seeds_next */
   char line[256], name[32];
   unsigned long long seed;
   int text = 0, number = 0;
   FILE *file = seeds_open();
-  (void)state;
   if (!file) skip(); /* it was not started in the root of the tree */
   while (fgets(line, sizeof line, file)) {
     number++;
@@ -117,8 +114,4 @@ static void test_list(void **state) {
   fclose(file);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranges), cmocka_unit_test(test_refused),
-                                     cmocka_unit_test(test_list)};
-  return cmocka_run_group_tests_name("seeds", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

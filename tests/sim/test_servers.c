@@ -439,13 +439,9 @@ static void play(uint64_t seed, int changes) {
 static void play_growth(uint64_t seed) { play(seed, 0); }
 static void play_changes(uint64_t seed) { play(seed, 1); }
 
-static void test_growth(void **state) {
-  (void)state;
-  seeds_run("growth", test_cases(400), play_growth);
-}
+TEST(test_growth) { seeds_run("growth", test_cases(400), play_growth); }
 
-static void test_come_and_go(void **state) {
-  (void)state;
+TEST(test_come_and_go) {
   seeds_run("servers", test_cases(400), play_changes);
   printf(
       "%u moves, %u refused; %u servers came, %u left without slices, %u died in a move, %u of "
@@ -516,11 +512,10 @@ static mlfab_request pull_that_waits(job *j) {
 }
 
 /* The known servers of each node, and what is refused: a server that is not here, one that a worker cannot reach. */
-static void test_refusals(void **state) {
+TEST(test_refusals) {
   static job j;
   mlfab_error error;
   uint32_t both[] = {0, 2}, away[] = {0, 3}, one[] = {0};
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_BSP);
   here(&j, 0, "01");
@@ -569,10 +564,9 @@ static void test_refusals(void **state) {
 }
 
 /* A worker that has joined and has no model does not count at a new server either; nor does one that has finished. */
-static void test_guests(void **state) {
+TEST(test_guests) {
   static job j;
   uint32_t to[] = {2, 3};
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_BSP);
   open_node(&j, 2);
@@ -596,10 +590,9 @@ static void test_guests(void **state) {
 }
 
 /* SSP at a new server goes on where the others are: a worker that is ahead waits there as everywhere. */
-static void test_iterations_go_on(void **state) {
+TEST(test_iterations_go_on) {
   static job j;
   uint32_t to[] = {2};
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_SSP);
   for (int i = 0; i < 10; i++) train(&j, 2);
@@ -616,9 +609,8 @@ static void test_iterations_go_on(void **state) {
 
 /* At its servers, too, rounds do not wait for a process that has joined and has no model. It then begins in the round that is
  * open. */
-static void test_guest(void **state) {
+TEST(test_guest) {
   static job j;
-  (void)state;
   found(&j, MLFAB_SYNC_BSP);
   open_node(&j, 2);
   world_await(&j.w, 2);
@@ -640,9 +632,8 @@ static void test_guest(void **state) {
 }
 
 /* A new process of worker 0 comes with first weights, which the standing model does not take, and counts again. */
-static void test_first_worker_again(void **state) {
+TEST(test_first_worker_again) {
   static job j;
-  (void)state;
   found(&j, MLFAB_SYNC_BSP);
   assert_int_equal(mlfab_sim_crash(j.w.sim, 0), 0);
   mlfab_buf one = {0, 0, j.of[1].u, COUNT}, image = {0, 0, j.of[1].w, COUNT};
@@ -663,15 +654,4 @@ static void test_first_worker_again(void **state) {
   world_close(&j.w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_come_and_go),
-      cmocka_unit_test(test_growth),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_guests),
-      cmocka_unit_test(test_guest),
-      cmocka_unit_test(test_first_worker_again),
-      cmocka_unit_test(test_iterations_go_on),
-  };
-  return cmocka_run_group_tests_name("servers", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -187,7 +187,7 @@ static void run(const setup *s) {
 
 #define MBIT 125000ull
 
-static void test_table(void **state) {
+TEST(test_table) {
   static const setup cases[] = {
       /* a worker and a server */
       {340000, MS / 10, 500 * MS, 0, 300000, 1, 1, 0, 0, 0, 0, 0},
@@ -207,7 +207,6 @@ static void test_table(void **state) {
       {12 * MBIT, 10 * MS, 50 * MS, 0, 300000, 3, 2, 0, 1, 1, 1, 0},
       {2 * MBIT, 50 * MS, 500 * MS, 0.01, 60000, 3, 1, 0, 1, 1, 1, 0},
   };
-  (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     setup s = cases[i];
     s.seed = i + 1;
@@ -237,12 +236,6 @@ static void wide(uint64_t seed) {
   run(&s);
 }
 
-static void test_wide(void **state) {
-  (void)state;
-  seeds_run("slow", test_cases(60), wide);
-}
+TEST(test_wide) { seeds_run("slow", test_cases(60), wide); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_wide)};
-  return cmocka_run_group_tests_name("slow", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -221,10 +221,9 @@ static double share_from(const crowd *w, uint32_t least) {
 }
 
 /* Fig. 8: eight workers, all to all, speeds that differ by +-50 %. */
-static void inputs_that_are_whole(void **state) {
+TEST(inputs_that_are_whole) {
   double from5[4] = {0}, full[4] = {0};
   uint64_t torn[4] = {0};
-  (void)state;
   for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     static crowd w;
     init_world(&w, 8, MLFAB_GRAPH_ALL, mode, 25000); /* 7 * 200 kB: 1.1 ms of the link */
@@ -251,9 +250,8 @@ static void inputs_that_are_whole(void **state) {
 }
 
 /* §6.2: who waits less is faster; on a sparse graph waiting for neighbours is less than for all. */
-static void throughput(void **state) {
+TEST(throughput) {
   static const uint32_t nodes[] = {8, 25};
-  (void)state;
   for (uint32_t k = 0; k < 2; k++) {
     double seconds[4];
     for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
@@ -274,9 +272,8 @@ static void throughput(void **state) {
 }
 
 /* 2 / (N - 1) of the bytes of all to all: as told, and as sent. */
-static void bytes(void **state) {
+TEST(bytes) {
   static const uint32_t nodes[] = {4, 8, 25, 64};
-  (void)state;
   for (uint32_t k = 0; k < 4; k++) {
     static const uint32_t graphs[] = {MLFAB_GRAPH_ALL, MLFAB_GRAPH_EXPANDER};
     uint64_t told[2], payload[2];
@@ -388,11 +385,10 @@ static uint32_t iterations_to(task *t, uint32_t n, uint32_t graph, double target
 }
 
 /* Fig. 7 and the same optimum: 25 workers. */
-static void convergence(void **state) {
+TEST(convergence) {
   static task t;
   double best, reached;
   uint32_t n = 25;
-  (void)state;
   draw_task(&t, n, 3);
   t.rate = 8;
   (void)iterations_to(&t, n, MLFAB_GRAPH_ALL, 0, 400, &best);
@@ -457,18 +453,6 @@ static uint64_t one_seed(uint64_t seed) {
 
 static void try_seed(uint64_t seed) { seeds_same(seed, one_seed); }
 
-static void faults(void **state) {
-  (void)state;
-  seeds_run("stochastic", test_cases(20), try_seed);
-}
+TEST(faults) { seeds_run("stochastic", test_cases(20), try_seed); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(inputs_that_are_whole),
-      cmocka_unit_test(throughput),
-      cmocka_unit_test(bytes),
-      cmocka_unit_test(convergence),
-      cmocka_unit_test(faults),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

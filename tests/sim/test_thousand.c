@@ -92,20 +92,8 @@ static void run_crowd(uint32_t sync) {
   free(c);
 }
 
-static void test_async(void **state) {
-  (void)state;
-  run_crowd(MLFAB_SYNC_ASYNC);
-}
+TEST(test_async) { run_crowd(MLFAB_SYNC_ASYNC); }
 
-static void test_rounds(void **state) {
-  (void)state;
-  run_crowd(MLFAB_SYNC_BSP);
-}
+TEST(test_rounds) { run_crowd(MLFAB_SYNC_BSP); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_async),
-      cmocka_unit_test(test_rounds),
-  };
-  return cmocka_run_group_tests_name("thousand", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
