@@ -681,6 +681,43 @@ TEST(test_full_queue) {
   close_world();
 }
 
+static void call_and_wait(uint32_t rank, int times) {
+  worker *me = &w->workers[rank];
+  for (int k = 0; k < times; k++) {
+    assert_int_equal(call(me, 0), 0);
+    AWAIT(40 * BEAT, me->state == THINKING);
+  }
+  act_some(2000); /* the round is over at all */
+}
+
+/* A worker that lags is answered with the newest round, and its calls come together with the next. A queue that is full holds the
+ * next round up, until a call takes a result; then the round takes what was called meanwhile. */
+TEST(test_lag) {
+  open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(31));
+  call_and_wait(0, 6);
+  call_and_wait(1, 3);
+  const mlfab_partial_info *info = &w->workers[1].info;
+  assert_true(info->round == 5 && info->step == 2 && info->stale == 3);
+  call_and_wait(0, 1);
+  assert_int_equal(w->rounds[6].data[1], 3);
+  assert_int_equal(w->rounds[6].info.active, 1);
+  close_world();
+
+  open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_QUEUED, seed_of(32));
+  call_and_wait(0, 2);
+  assert_int_equal(call(&w->workers[0], 0), 0);
+  act_some(2000);
+  assert_int_equal(w->workers[0].state, CALLING);
+  for (uint32_t rank = 1; rank < w->n; rank++) assert_int_equal(call(&w->workers[rank], 0), 0);
+  AWAIT(40 * BEAT, all_are(THINKING));
+  for (uint32_t rank = 1; rank < w->n; rank++) {
+    assert_int_equal(w->workers[rank].info.round, 0);
+    assert_int_equal(w->workers[rank].info.stale, 1);
+    assert_int_equal(w->rounds[2].data[rank], 1);
+  }
+  close_world();
+}
+
 /* A worker that dies, one that leaves, one that has closed the object. */
 TEST(test_gone) {
   open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
@@ -809,9 +846,7 @@ TEST(test_other_options) {
     (void)act_any();
   }
   expect_all(MLFAB_ERR_MISMATCH, 2, "worker 2");
-  for (uint32_t i = 0; i < w->n; i++) {
-    close_object(&w->workers[i], 0);
-  }
+  for (uint32_t i = 0; i < w->n; i++) close_object(&w->workers[i], 0);
   close_world();
 }
 
