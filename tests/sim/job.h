@@ -18,6 +18,11 @@ static inline int dice_chance(uint64_t *dice, double p) {
   return (double)(dice_roll(dice) >> 11) * 0x1p-53 < p;
 }
 
+/* Calls fn(user) so much later. */
+static inline void sim_later(mlfab_sim *sim, void (*fn)(void *), void *user, uint64_t in_ns) {
+  assert_int_equal(mlfab_sim_at(sim, mlfab_sim_clock(sim) + in_ns, fn, user), 0);
+}
+
 /* --- text --- */
 
 /* Prints an event with its time, if one seed runs alone. */

@@ -53,9 +53,7 @@ static uint32_t below(uint32_t n) { return (uint32_t)dice_below(&w.dice, n); }
 
 /* A call that must succeed. */
 static void must(rank *r, int code, const char *what) {
-  mlfab_error error = {0};
-  if (code) mlfab_last_error(r->ctx, &error);
-  if (code) wrong("rank %u: %s: %s (%s)", r->id, what, mlfab_error_name(code), error.text);
+  if (code) wrong("rank %u: %s: %s (%s)", r->id, what, mlfab_error_name(code), last_text(r->ctx));
 }
 #define MUST(r, call) must(r, call, #call)
 
@@ -324,10 +322,6 @@ static void build(rank *r) {
   }
 }
 
-static void again(rank *r, void (*fn)(void *), uint64_t in_ns) {
-  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, r)) wrong("mlfab_sim_at");
-}
-
 /* Triggers what is to be triggered, one after the other; looks whether the round is over. */
 static void step(void *user) {
   rank *r = user;
@@ -338,7 +332,7 @@ static void step(void *user) {
     r->at++;
     int code = mlfab_dag_trigger(r->dag, o->number);
     if (code != MLFAB_ERR_STATE || !o->optional) must(r, code, "mlfab_dag_trigger");
-    again(r, step, below(4) ? 1000 : below(1000000));
+    sim_later(w.sim, step, r, below(4) ? 1000 : below(1000000));
     return;
   }
   if (r->checked > r->round) done = w.persistent;
@@ -348,21 +342,21 @@ static void step(void *user) {
     if (done) must(r, result.status, "a round");
   }
   if (!done) {
-    again(r, step, 50000);
+    sim_later(w.sim, step, r, 50000);
     return;
   }
   MUST(r, mlfab_dag_wait(r->dag, r->round++, 20 * SECOND));
   r->at = 0;
   if (r->round == ROUNDS) return;
   if (!w.persistent) MUST(r, mlfab_dag_start(r->dag, 20 * SECOND, &r->request));
-  again(r, step, below(2) ? 1000 : below(3000000));
+  sim_later(w.sim, step, r, below(2) ? 1000 : below(3000000));
 }
 
 static void open_rank(void *user) {
   rank *r = user;
   MUST(r, mlfab_dag_open(r->dag, w.persistent, 20 * SECOND));
   if (!w.persistent) MUST(r, mlfab_dag_start(r->dag, 20 * SECOND, &r->request));
-  again(r, step, 1000 + below(1000000));
+  sim_later(w.sim, step, r, 1000 + below(1000000));
 }
 
 static void open_world(void) {
@@ -425,7 +419,8 @@ static void run_seed(uint64_t seed) {
                                       .reorder = below(2) ? 0.05 : 0.0};
     assert_int_equal(mlfab_sim_set_faults(w.sim, &faults), 0);
   }
-  for (uint32_t i = 0; i < w.ranks; i++) again(&w.rank[i], open_rank, 1 + below(1000000));
+  for (uint32_t i = 0; i < w.ranks; i++)
+    sim_later(w.sim, open_rank, &w.rank[i], 1 + below(1000000));
   uint64_t until = mlfab_sim_clock(w.sim) + 60 * SECOND;
   while (!finished()) {
     sim_step(w.sim);

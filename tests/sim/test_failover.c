@@ -371,6 +371,18 @@ static void init(job *j, uint64_t seed) {
   j->odd = NOBODY;
 }
 
+/* A second passes. Then the copies of server 0 are in sync. */
+static void rest_in_sync(job *j) {
+  mlfab_sim_run(j->w.sim, WORLD_S);
+  assert_true(j->shards[0].in_sync);
+}
+
+static void end(job *j) {
+  run(j);
+  finish(j);
+  world_close(&j->w);
+}
+
 /* A server is killed in the middle: its replica goes on. */
 static void kill_one(uint32_t k, uint32_t eager) {
   static job j;
@@ -381,8 +393,7 @@ static void kill_one(uint32_t k, uint32_t eager) {
   j.div_max = k < 3 ? 0.0 : 100.0;
   j.eager = eager;
   begin(&j, 1, 2, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
-  assert_true(j.shards[0].in_sync);
+  rest_in_sync(&j);
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
   /* Or its device is lost, if it has one: it ends by itself, and its program somewhat later. */
@@ -393,9 +404,7 @@ static void kill_one(uint32_t k, uint32_t eager) {
     if (lost) mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
     open_node(&j, host_of_copy(&j, 0, 0));
   }
-  run(&j);
-  finish(&j);
-  world_close(&j.w);
+  end(&j);
 }
 
 TEST(test_kill) {
@@ -420,8 +429,7 @@ TEST(test_link_is_cut) {
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   const uint32_t lost[] = {host_of_copy(&j, 0, 0), host_of_scheduler(&j)};
   for (uint32_t i = 0; i < 2; i++) {
-    mlfab_sim_run(j.w.sim, WORLD_S);
-    assert_true(j.shards[0].in_sync);
+    rest_in_sync(&j);
     mlfab_sim_crash(j.w.sim, lost[i]);
     mlfab_sim_run(j.w.sim, WORLD_S);
     open_node(&j, lost[i]);
@@ -435,9 +443,7 @@ TEST(test_link_is_cut) {
   assert_int_equal(j.of[1].step, then[1]);
   OK(j.w.node[1], mlfab_set_link(j.w.node[1], -1.0, -1.0));
   j.goal = j.of[0].step + 2;
-  run(&j);
-  finish(&j);
-  world_close(&j.w);
+  end(&j);
 }
 
 /* Pushes an update that was computed from the first version. */
@@ -517,11 +523,9 @@ TEST(test_in_sync_again) {
   static job j;
   init(&j, 50);
   join_all(&j, 1, 2, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
-  assert_true(j.shards[0].in_sync);
+  rest_in_sync(&j);
   start_models(&j);
-  mlfab_sim_run(j.w.sim, WORLD_S);
-  assert_true(j.shards[0].in_sync);
+  rest_in_sync(&j);
   uint64_t since = j.shards[0].changed_ns;
   mlfab_sim_run(j.w.sim, 40ull * WORLD_S); /* longer than a copy may be behind */
   assert_true(j.shards[0].in_sync && j.shards[0].changed_ns == since);
@@ -556,8 +560,7 @@ TEST(test_before_the_model) {
   j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
   j.acks = 1;
   join_all(&j, 1, 2, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
-  assert_true(j.shards[0].in_sync);
+  rest_in_sync(&j);
   mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
   mlfab_sim_run(j.w.sim, WORLD_S);
   open_node(&j, host_of_copy(&j, 0, 0));
@@ -575,8 +578,7 @@ static void worker_lost(uint64_t seed) {
   j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
   j.div_max = 1000.0;
   begin(&j, seed, 3, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
-  assert_true(j.shards[0].in_sync);
+  rest_in_sync(&j);
   for (uint32_t i = 0; i < 3; i++) compute(&j.of[i]);
   mlfab_sim_run(j.w.sim, 50 * WORLD_MS + below(&j, 100 * WORLD_MS));
   mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
@@ -639,9 +641,7 @@ static void all_pause(uint64_t seed) {
     mlfab_sim_run(j.w.sim, end - mlfab_sim_clock(j.w.sim) + 40 * beat);
     if (skew == beat && j.shards[0].takeovers != takeovers) wrong("a pause of all moves a shard");
   }
-  run(&j);
-  finish(&j);
-  world_close(&j.w);
+  end(&j);
 }
 
 TEST(test_all_pause) { seeds_run("pause", test_cases_from(4, 24), all_pause); }

@@ -66,14 +66,7 @@ static job w;
 static uint32_t below(uint32_t n) { return (uint32_t)dice_below(&w.dice, n); }
 
 static void must(const rank *r, int code, const char *what) {
-  mlfab_error error;
-  if (!code) return;
-  mlfab_last_error(r->ctx, &error);
-  wrong("rank %u: %s: %d: %s", r->number, what, code, error.text);
-}
-
-static void again(void *user, void (*fn)(void *), uint64_t in_ns) {
-  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, user)) wrong("mlfab_sim_at");
+  if (code) wrong("rank %u: %s: %d: %s", r->number, what, code, last_text(r->ctx));
 }
 
 static uint32_t alive(void) { return w.ranks - (w.dead != MLFAB_NO_RANK); }
@@ -151,7 +144,7 @@ static void when_all_have(uint32_t *count, void (*fn)(void *)) {
   if (++*count < alive()) return;
   *count = 0;
   for (uint32_t i = 0; i < w.ranks; i++)
-    if ((int32_t)i != w.dead) again(&w.rank[i], fn, MS);
+    if ((int32_t)i != w.dead) sim_later(w.sim, fn, &w.rank[i], MS);
 }
 
 /* Both objects' steps are made: what is left is flushed, in the same order everywhere. */
@@ -182,7 +175,7 @@ static void look(void *user) {
   if ((int32_t)r->number == w.dead) return;
   must(r, mlfab_test(r->ctx, p->request, &done, &result), "mlfab_test");
   if (!done) {
-    again(p, look, 100000);
+    sim_later(w.sim, look, p, 100000);
     return;
   }
   if (result.status) {
@@ -192,7 +185,7 @@ static void look(void *user) {
     p->steps = p->info.step + 1;
   }
   if (p->steps < w.steps) {
-    again(p, call, 1000 + below(2 * MS) * r->slow);
+    sim_later(w.sim, call, p, 1000 + below(2 * MS) * r->slow);
     return;
   }
   p->done = 1;
@@ -216,10 +209,10 @@ static void call(void *user) {
   p->value += value;
   if (code) {
     fail_step(p, code);
-    again(p, call, 1000);
+    sim_later(w.sim, call, p, 1000);
     return;
   }
-  again(p, look, 1000);
+  sim_later(w.sim, look, p, 1000);
 }
 
 static void open_part(void *user) {
@@ -232,7 +225,7 @@ static void open_part(void *user) {
   if (++r->opened < OBJECTS) {
     when_all_have(&w.have_opened, open_part);
   } else {
-    for (uint32_t i = 0; i < OBJECTS; i++) again(&r->parts[i], call, 1000 + below(MS));
+    for (uint32_t i = 0; i < OBJECTS; i++) sim_later(w.sim, call, &r->parts[i], 1000 + below(MS));
   }
 }
 
@@ -280,7 +273,8 @@ static void open_world(uint64_t seed, uint32_t ranks) {
     }
   }
   for (uint32_t i = 0; i < w.ranks; i++) sim_await(w.sim, w.rank[i].ctx);
-  for (uint32_t i = 0; i < w.ranks; i++) again(&w.rank[i], open_part, 1 + below(1000000));
+  for (uint32_t i = 0; i < w.ranks; i++)
+    sim_later(w.sim, open_part, &w.rank[i], 1 + below(1000000));
 }
 
 static int finished(void) {

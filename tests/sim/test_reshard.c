@@ -602,71 +602,76 @@ static int is_done(mlfab *ctx, mlfab_request request) {
   return done;
 }
 
+enum { COUNT = 3000 };
+static double ones[COUNT], broken[COUNT], image[COUNT];
+static const mlfab_buf push = {0, 0, ones, COUNT}, bad = {0, 0, broken, COUNT},
+                       pull = {0, 0, image, COUNT};
+static const mlfab_push_options half = {
+    .size = sizeof half, .scale = 1.0, .flags = MLFAB_PUSH_MORE};
+
+/* active: servers that have the model at first; 0: both. */
+static void round_open(world *w, uint32_t workers, uint64_t seed, uint32_t active, uint32_t mean) {
+  const mlfab_model_options model = {
+      .size = sizeof model, .slices = 4, .active = active, .mean = mean, .sync = MLFAB_SYNC_BSP};
+  for (uint32_t i = 0; i < COUNT; i++) ones[i] = broken[i] = 1.0;
+  broken[COUNT - 1] = HUGE_VAL; /* server 1 has the last slices */
+  world_init(w, workers, 2, 1);
+  world_open(w, seed);
+  for (uint32_t i = 0; i < workers; i++)
+    OK(w->node[i], mlfab_tensor_add(w->node[i], 0, MLFAB_F64, COUNT));
+  for (uint32_t i = 0; i < workers; i++)
+    OK(w->node[i], mlfab_model_start(w->node[i], &model, NULL, 0));
+}
+
+static void move_to(world *w, uint32_t rank, const uint32_t *servers, uint32_t n) {
+  OK(w->node[rank], mlfab_set_servers(w->node[rank], servers, n, 20 * SECOND));
+}
+
+/* Worker 0's pull waits until this worker has pushed, and then has `want` everywhere. */
+static void round_waits_for(world *w, uint32_t rank, double want) {
+  mlfab_request view, other;
+  OK(w->node[0], mlfab_pull_start(w->node[0], &pull, 1, NULL, &view));
+  mlfab_sim_run(w->sim, 500 * MS);
+  assert_false(is_done(w->node[0], view));
+  OK(w->node[rank], mlfab_push_start(w->node[rank], &push, 1, NULL, &other));
+  while (!is_done(w->node[0], view)) sim_step(w->sim);
+  for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= want && image[i] <= want);
+}
+
 /* The contributors of an open round move with its slices: the second half of worker 0's iteration, pushed
  * after the move, must not count as another worker's in the mean. */
 TEST(test_open_round_moves) {
-  enum { COUNT = 3000 };
-  static double ones[COUNT], image[COUNT];
-  mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = 1, .mean = 1};
-  mlfab_push_options half = {.size = sizeof half, .scale = 1.0, .flags = MLFAB_PUSH_MORE};
-  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
-  mlfab_request first, second, other, view;
+  const uint32_t to = 1;
+  mlfab_request first, second;
   mlfab_stats stats;
-  uint32_t to = 1;
   world w;
-  model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
-  for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
-  world_init(&w, 2, 2, 1);
-  world_open(&w, 5);
-  for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F64, COUNT));
-  for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_model_start(w.node[i], &model, NULL, 0));
+  round_open(&w, 2, 5, 1, 1);
   OK(w.node[0], mlfab_push_start(w.node[0], &push, 1, &half, &first));
   mlfab_sim_run(w.sim, 50 * MS);
-  OK(w.node[1], mlfab_set_servers(w.node[1], &to, 1, 20 * SECOND));
+  move_to(&w, 1, &to, 1);
   OK(w.node[3], mlfab_get_stats(w.node[3], &stats, sizeof stats));
   assert_int_equal(stats.slices_moved, 4);
   assert_int_equal(stats.bytes_moved, sizeof ones);
   OK(w.node[0], mlfab_push_start(w.node[0], &push, 1, NULL, &second));
-  OK(w.node[0], mlfab_pull_start(w.node[0], &pull, 1, NULL, &view));
-  mlfab_sim_run(w.sim, 500 * MS);
-  assert_false(is_done(w.node[0], view));
-  OK(w.node[1], mlfab_push_start(w.node[1], &push, 1, NULL, &other));
-  while (!is_done(w.node[0], view)) sim_step(w.sim);
-  for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 1.5 && image[i] <= 1.5);
+  round_waits_for(&w, 1, 1.5);
   world_close(&w);
 }
 
 /* Servers have different models, or are in different rounds: each applies its open round as it is before slices move, and no
  * update is lost or counted twice. Slices take the model of their new server. */
 TEST(test_models_differ) {
-  enum { COUNT = 3000, SIDES = 2 };
-  static double ones[COUNT], image[COUNT];
-  static const uint32_t to[SIDES] = {0, 1};
-  mlfab_push_options half = {.size = sizeof half, .scale = 1.0, .flags = MLFAB_PUSH_MORE};
-  mlfab_sync ssp = {.size = sizeof ssp, .kind = MLFAB_SYNC_SSP};
-  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
-  for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
+  static const uint32_t to[] = {0, 1};
+  const mlfab_sync ssp = {.size = sizeof ssp, .kind = MLFAB_SYNC_SSP};
   /* The server with rounds loses its slices, or gets those of the other. */
-  for (uint32_t loses = 0; loses < SIDES; loses++) {
-    mlfab_model_options model = {.size = sizeof model, .slices = 4, .sync = MLFAB_SYNC_BSP};
-    mlfab_request other, view;
+  for (uint32_t loses = 0; loses < 2; loses++) {
     world w;
-    world_init(&w, 2, SIDES, 1);
-    world_open(&w, 8 + loses);
-    for (uint32_t i = 0; i < 2; i++)
-      OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F64, COUNT));
-    for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_model_start(w.node[i], &model, NULL, 0));
+    round_open(&w, 2, 8 + loses, 0, 0);
     OK(w.node[0], mlfab_set_sync(w.node[0], &ssp, 0, 0));
     OK(w.node[0], mlfab_push(w.node[0], &push, 1, &half, NULL)); /* server 1 has it in a sum */
-    OK(w.node[1], mlfab_set_servers(w.node[1], &to[loses ? 0 : 1], 1, 20 * SECOND));
+    move_to(&w, 1, &to[!loses], 1);
     OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
-    OK(w.node[0], mlfab_pull_start(w.node[0], &pull, 1, NULL, &view));
-    mlfab_sim_run(w.sim, 500 * MS);
-    assert_false(is_done(w.node[0], view)); /* worker 1 has not pushed: both models wait for it */
-    OK(w.node[1], mlfab_push_start(w.node[1], &push, 1, NULL, &other));
-    while (!is_done(w.node[0], view)) sim_step(w.sim);
-    for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 3.0 && image[i] <= 3.0);
-    OK(w.node[1], mlfab_set_servers(w.node[1], to, SIDES, 20 * SECOND));
+    round_waits_for(&w, 1, 3.0); /* in both models */
+    move_to(&w, 1, to, 2);
     OK(w.node[1], mlfab_pull(w.node[1], &pull, 1, NULL, NULL));
     for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 3.0 && image[i] <= 3.0);
     world_close(&w);
@@ -676,33 +681,15 @@ TEST(test_models_differ) {
 /* One of two servers refused an update of the open round. The rounds differ then, so each server applies its own before slices
  * move: the mean never counts a worker whose update is missing. */
 TEST(test_refused_update_moves) {
-  enum { COUNT = 3000, PARTIES = 3 };
-  static double ones[COUNT], broken[COUNT], image[COUNT];
-  mlfab_model_options model = {.size = sizeof model, .slices = 4, .mean = 1};
-  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT}, bad = {0, 0, broken, COUNT};
-  mlfab_request view, other;
-  mlfab_result result;
-  model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
-  for (uint32_t i = 0; i < COUNT; i++) ones[i] = broken[i] = 1.0;
-  broken[COUNT - 1] = HUGE_VAL; /* server 1 has the last slices */
   for (uint32_t to = 0; to < 2; to++) {
+    mlfab_result result;
     world w;
-    world_init(&w, PARTIES, 2, 1);
-    world_open(&w, 6 + to);
-    for (uint32_t i = 0; i < PARTIES; i++)
-      OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F64, COUNT));
-    for (uint32_t i = 0; i < PARTIES; i++)
-      OK(w.node[i], mlfab_model_start(w.node[i], &model, NULL, 0));
+    round_open(&w, 3, 6 + to, 0, 1);
     OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
     assert_int_equal(mlfab_push(w.node[1], &bad, 1, NULL, &result), MLFAB_ERR_NOT_FINITE);
     assert_int_equal(result.applied, 1);
-    OK(w.node[2], mlfab_set_servers(w.node[2], &to, 1, 20 * SECOND));
-    OK(w.node[0], mlfab_pull_start(w.node[0], &pull, 1, NULL, &view));
-    mlfab_sim_run(w.sim, 500 * MS);
-    assert_false(is_done(w.node[0], view)); /* worker 2 has not pushed */
-    OK(w.node[2], mlfab_push_start(w.node[2], &push, 1, NULL, &other));
-    while (!is_done(w.node[0], view)) sim_step(w.sim);
-    for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 2.0 && image[i] <= 2.0);
+    move_to(&w, 2, &to, 1);
+    round_waits_for(&w, 2, 2.0);
     world_close(&w);
   }
 }

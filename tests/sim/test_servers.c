@@ -476,14 +476,26 @@ static void found(job *j, uint32_t kind) {
   for (uint32_t i = 0; i < 2; i++) start_model(&j->of[i]);
 }
 
+/* A node comes, and has joined. */
+static void come(job *j, uint32_t i) {
+  open_node(j, i);
+  world_await(&j->w, i);
+}
+
+static void push_one(job *j, uint32_t k) {
+  const mlfab_buf one = {0, 0, j->of[k].u, COUNT};
+  OK(j->w.node[k], mlfab_push(j->w.node[k], &one, 1, NULL, NULL));
+}
+
+static void pull_one(job *j, uint32_t k) {
+  const mlfab_buf image = {0, 0, j->of[k].w, COUNT};
+  OK(j->w.node[k], mlfab_pull(j->w.node[k], &image, 1, NULL, NULL));
+}
+
 /* One update of each of these workers, and what worker 0 has then. */
 static float train(job *j, uint32_t workers) {
-  mlfab_buf image = {0, 0, j->of[0].w, COUNT};
-  for (uint32_t k = 0; k < workers; k++) {
-    mlfab_buf one = {0, 0, j->of[k].u, COUNT};
-    OK(j->w.node[k], mlfab_push(j->w.node[k], &one, 1, NULL, NULL));
-  }
-  OK(j->w.node[0], mlfab_pull(j->w.node[0], &image, 1, NULL, NULL));
+  for (uint32_t k = 0; k < workers; k++) push_one(j, k);
+  pull_one(j, 0);
   for (uint32_t e = 1; e < COUNT; e++)
     if (j->of[0].w[e] < j->of[0].w[0] || j->of[0].w[e] > j->of[0].w[0])
       wrong("element %u is %g, and the first %g", e, (double)j->of[0].w[e], (double)j->of[0].w[0]);
@@ -498,17 +510,18 @@ static void here(job *j, uint32_t node, const char *want) {
   assert_string_equal(got, want);
 }
 
-/* Worker 0 pushes and pulls, and the pull waits for another worker. */
-static mlfab_request pull_that_waits(job *j) {
-  mlfab_buf one = {0, 0, j->of[0].u, COUNT}, image = {0, 0, j->of[0].w, COUNT};
+/* Worker 0 pushes and pulls, and the pull waits for an update of this worker. */
+static void pull_waits_for(job *j, uint32_t rank) {
+  const mlfab_buf image = {0, 0, j->of[0].w, COUNT};
   mlfab_request pull;
   int done = 0;
-  OK(j->w.node[0], mlfab_push(j->w.node[0], &one, 1, NULL, NULL));
+  push_one(j, 0);
   OK(j->w.node[0], mlfab_pull_start(j->w.node[0], &image, 1, NULL, &pull));
   run_for(j, WORLD_S);
   OK(j->w.node[0], mlfab_test(j->w.node[0], pull, &done, NULL));
   assert_int_equal(done, 0);
-  return pull;
+  push_one(j, rank);
+  OK(j->w.node[0], mlfab_wait(j->w.node[0], pull, 0, NULL));
 }
 
 /* The known servers of each node, and what is refused: a server that is not here, one that a worker cannot reach. */
@@ -526,8 +539,7 @@ TEST(test_refusals) {
   assert_true(error.rank == 3 && error.is_server);
   /* Worker 1 cannot reach server 2: the move is refused, and training goes on. */
   assert_int_equal(mlfab_sim_partition(j.w.sim, 1, WORKERS + 2, 1), 0);
-  open_node(&j, WORKERS + 2);
-  world_await(&j.w, WORKERS + 2);
+  come(&j, WORKERS + 2);
   run_for(&j, 50 * WORLD_MS);
   here(&j, 0, "012");
   assert_true(world_saw(&j.w, MLFAB_EVENT_JOINED, 2, 1));
@@ -541,8 +553,7 @@ TEST(test_refusals) {
   run_for(&j, WORLD_S);
   here(&j, 0, "01");
   assert_true(world_saw(&j.w, MLFAB_EVENT_LEFT, 2, 1));
-  open_node(&j, WORKERS + 2);
-  world_await(&j.w, WORKERS + 2);
+  come(&j, WORKERS + 2);
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], both, 2, 0));
   assert_true(train(&j, 2) > 5.5f);
   /* Server 1 has no slices now. It dies, and nobody misses it: not the workers, not the next move. */
@@ -555,8 +566,7 @@ TEST(test_refusals) {
   assert_true(now(&j) - begun < 2 * (uint64_t)WORLD_S);
   here(&j, 1, "02");
   /* The same number again, while server 2 has nothing to do. */
-  open_node(&j, WORKERS + 1);
-  world_await(&j.w, WORKERS + 1);
+  come(&j, WORKERS + 1);
   uint32_t all[] = {0, 1, 2};
   OK(j.w.node[1], mlfab_set_servers(j.w.node[1], all, 3, 0));
   assert_true(train(&j, 2) > 11.5f && j.of[0].w[0] < 12.5f);
@@ -569,9 +579,8 @@ TEST(test_guests) {
   uint32_t to[] = {2, 3};
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_BSP);
-  open_node(&j, 2);
-  world_await(&j.w, 2);
-  for (uint32_t s = 2; s < 4; s++) open_node(&j, WORKERS + s), world_await(&j.w, WORKERS + s);
+  come(&j, 2);
+  for (uint32_t s = 2; s < 4; s++) come(&j, WORKERS + s);
   assert_true(train(&j, 2) < 2.5f);
   OK(j.w.node[1], mlfab_finish(j.w.node[1], 0));
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], to, 2, 0));
@@ -581,10 +590,7 @@ TEST(test_guests) {
   start_model(&j.of[2]);
   assert_true(j.of[2].w[0] > 2.5f && j.of[2].w[0] < 3.5f);
   /* It counts from here on. */
-  mlfab_buf one = {0, 0, j.of[0].u, COUNT};
-  mlfab_request pull = pull_that_waits(&j);
-  OK(j.w.node[2], mlfab_push(j.w.node[2], &one, 1, NULL, NULL));
-  OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
+  pull_waits_for(&j, 2);
   assert_true(j.of[0].w[0] > 4.5f && j.of[0].w[0] < 5.5f);
   world_close(&j.w);
 }
@@ -596,14 +602,10 @@ TEST(test_iterations_go_on) {
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_SSP);
   for (int i = 0; i < 10; i++) train(&j, 2);
-  open_node(&j, WORKERS + 2);
-  world_await(&j.w, WORKERS + 2);
+  come(&j, WORKERS + 2);
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], to, 1, 0));
   assert_true(train(&j, 2) > 21.5f);
-  mlfab_buf one = {0, 0, j.of[0].u, COUNT};
-  mlfab_request pull = pull_that_waits(&j); /* worker 1 is one iteration behind */
-  OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
-  OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
+  pull_waits_for(&j, 1); /* which is one iteration behind */
   world_close(&j.w);
 }
 
@@ -612,20 +614,16 @@ TEST(test_iterations_go_on) {
 TEST(test_guest) {
   static job j;
   found(&j, MLFAB_SYNC_BSP);
-  open_node(&j, 2);
-  world_await(&j.w, 2);
+  come(&j, 2);
   uint64_t begun = now(&j);
   for (int k = 0; k < 5; k++) train(&j, 2);
   assert_true(now(&j) - begun < WORLD_S);
   start_model(&j.of[2]);
   assert_true(j.of[2].w[0] > 9.5f && j.of[2].w[0] < 10.5f);
   /* From here on a round waits for it. */
-  mlfab_buf one = {0, 0, j.of[0].u, COUNT}, image = {0, 0, j.of[2].w, COUNT};
-  OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
-  mlfab_request pull = pull_that_waits(&j);
-  OK(j.w.node[2], mlfab_push(j.w.node[2], &one, 1, NULL, NULL));
-  OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
-  OK(j.w.node[2], mlfab_pull(j.w.node[2], &image, 1, NULL, NULL));
+  push_one(&j, 1);
+  pull_waits_for(&j, 2);
+  pull_one(&j, 2);
   assert_true(j.of[0].w[0] > 12.5f && j.of[0].w[0] < 13.5f);
   assert_memory_equal(j.of[0].w, j.of[2].w, sizeof j.of[0].w);
   world_close(&j.w);
@@ -636,20 +634,15 @@ TEST(test_first_worker_again) {
   static job j;
   found(&j, MLFAB_SYNC_BSP);
   assert_int_equal(mlfab_sim_crash(j.w.sim, 0), 0);
-  mlfab_buf one = {0, 0, j.of[1].u, COUNT}, image = {0, 0, j.of[1].w, COUNT};
-  for (int k = 0; k < 3; k++) {
-    OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
-    OK(j.w.node[1], mlfab_pull(j.w.node[1], &image, 1, NULL, NULL));
-  }
+  for (int k = 0; k < 3; k++) push_one(&j, 1), pull_one(&j, 1);
   uint64_t begun = now(&j);
-  open_node(&j, 0);
-  world_await(&j.w, 0);
+  come(&j, 0);
   start_model(&j.of[0]);
   assert_true(now(&j) - begun < WORLD_S);
   assert_true(j.of[0].w[0] > 2.5f && j.of[0].w[0] < 3.5f);
   float all = train(&j, 2);
   assert_true(all > 4.5f && all < 5.5f);
-  OK(j.w.node[1], mlfab_pull(j.w.node[1], &image, 1, NULL, NULL));
+  pull_one(&j, 1);
   assert_memory_equal(j.of[0].w, j.of[1].w, sizeof j.of[0].w);
   world_close(&j.w);
 }
