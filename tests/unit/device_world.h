@@ -33,6 +33,30 @@ static inline void open_with_devices(fixture *f, uint64_t seed, uint64_t staging
   }
 }
 
+/* Memory of a worker's device, or of the host. */
+static inline void *memory_on(fixture *f, uint32_t worker, int device, uint64_t bytes) {
+  void *at = device ? played_alloc(f->device[worker], bytes) : malloc(bytes);
+  assert_non_null(at);
+  return at;
+}
+
+/* Writes it. On a device the stream does that, sooner or later, with what `from` has then. */
+static inline void memory_write(fixture *f, uint32_t worker, int device, void *to, const void *from,
+                                uint64_t bytes) {
+  if (device)
+    played_produce(f->device[worker], to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
+static inline void memory_read(fixture *f, uint32_t worker, int device, void *to, const void *from,
+                               uint64_t bytes) {
+  if (device)
+    played_read(f->device[worker], to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
 /* Closes a world in which a device has failed: its pinned memory may still be in use, and stays. */
 static inline void end_failed(fixture *f) {
   world_close(&f->w);

@@ -58,9 +58,10 @@ static void play_model(uint64_t seed) {
   for (int step = 0; step < 40; step++) {
     mlfab_buf bufs[TENSORS];
     uint64_t indices[16];
-    uint32_t n = 1 + (uint32_t)below(&f, TENSORS), on[TENSORS];
+    uint32_t n = 1 + (uint32_t)below(&f, TENSORS);
+    int on[TENSORS] = {0};
     for (uint32_t t = 0; t < n; t++) {
-      on[t] = (uint32_t)below(&f, 2);
+      on[t] = (int)below(&f, 2);
       bufs[t] = (mlfab_buf){t, 0, on[t] ? at[t] : host[t], tensor_counts[t]};
     }
     switch (below(&f, 4)) {
@@ -113,10 +114,7 @@ static void play_model(uint64_t seed) {
         OK(node, mlfab_pull(node, bufs, n, NULL, NULL));
         played_finish(p);
         for (uint32_t t = 0; t < n; t++) {
-          if (on[t])
-            played_read(p, got, at[t], tensor_counts[t] * sizeof(float));
-          else
-            memcpy(got, host[t], tensor_counts[t] * sizeof(float));
+          memory_read(&f, 0, on[t], got, bufs[t].data, tensor_counts[t] * sizeof(float));
           assert_memory_equal(got, w[t], tensor_counts[t] * sizeof(float));
         }
     }
@@ -143,12 +141,6 @@ static uint64_t total(const slot *s) {
   uint64_t n = 0;
   for (uint32_t r = 0; r < RANKS; r++) n += s->counts[r];
   return n;
-}
-
-static void *memory_on(fixture *f, uint32_t worker, int device, uint64_t bytes) {
-  void *at = device ? played_alloc(f->device[worker], bytes) : malloc(bytes);
-  assert_non_null(at);
-  return at;
 }
 
 /* What the call must give, by a plain loop. */
@@ -184,10 +176,7 @@ static void start_slot(fixture *f, slot *s, uint32_t worker) {
   const int block = s->kind == 2 && s->apart[worker];
   const int64_t *was = s->was[worker] + (block ? before : 0);
   const uint64_t was_bytes = block ? counts[worker] * sizeof(int64_t) : bytes;
-  if (s->device[worker])
-    played_produce(f->device[worker], from, was, was_bytes);
-  else
-    memcpy(from, was, was_bytes);
+  memory_write(f, worker, s->device[worker], from, was, was_bytes);
   const void *inputs[1] = {s->input[worker]};
   mlfab_collective o = {.size = sizeof o};
   if (s->apart[worker]) o.inputs = inputs;
@@ -219,10 +208,7 @@ static void check_slot(fixture *f, const slot *s, uint32_t worker) {
   const uint64_t n = total(s);
   uint64_t from = 0, to = n;
   if (s->kind == 4) return;
-  if (s->device[worker])
-    played_read(f->device[worker], got, s->data[worker], n * sizeof *got);
-  else
-    memcpy(got, s->data[worker], n * sizeof *got);
+  memory_read(f, worker, s->device[worker], got, s->data[worker], n * sizeof *got);
   for (uint32_t r = 0; s->kind == 1 && r < worker; r++) from += s->counts[r];
   if (s->kind == 1) to = from + s->counts[worker]; /* the other blocks are unspecified */
   if (s->kind == 3 && (int32_t)worker == s->root && s->apart[worker]) to = n;
@@ -623,10 +609,7 @@ static void make_parts(fixture *f, const parts *p, uint32_t worker, uint32_t fac
       factors[factor][t] = malloc(part_bytes(t));
       write_factor(factors[factor][t], t, factor);
     }
-    if (p->on[t])
-      played_produce(f->device[worker], p->at[t], factors[factor][t], part_bytes(t));
-    else
-      memcpy(p->at[t], factors[factor][t], part_bytes(t));
+    memory_write(f, worker, p->on[t], p->at[t], factors[factor][t], part_bytes(t));
   }
 }
 
@@ -637,10 +620,7 @@ static void list_parts(const parts *p, mlfab_buf bufs[PARTS]) {
 static void expect_parts(fixture *f, const parts *p, uint32_t worker, const int64_t want[PARTS]) {
   static uint64_t got[30001];
   for (uint32_t t = 0; t < PARTS; t++) {
-    if (p->on[t])
-      played_read(f->device[worker], got, p->at[t], part_bytes(t));
-    else
-      memcpy(got, p->at[t], part_bytes(t));
+    memory_read(f, worker, p->on[t], got, p->at[t], part_bytes(t));
     for (uint32_t i = 0; i < part_counts[t]; i++) {
       int64_t is =
           part_types[t] == MLFAB_I64 ? (int64_t)got[i] : (int64_t)((float *)(void *)got)[i];
@@ -651,8 +631,8 @@ static void expect_parts(fixture *f, const parts *p, uint32_t worker, const int6
   }
 }
 
-/* Opens a model of zeros. */
-static void open_parts(fixture *f, uint32_t sync) {
+/* A model of zeros. */
+static void start_parts(fixture *f, uint32_t sync) {
   static uint8_t zeros[30001 * 4];
   mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_buf bufs[PARTS];
@@ -666,6 +646,14 @@ static void open_parts(fixture *f, uint32_t sync) {
     OK(f->w.node[r], mlfab_model_start(f->w.node[r], &o, bufs, PARTS));
     memset(zeros, 0, sizeof zeros);
   }
+}
+
+/* A world with that model, and memory for an update of each worker: of its device, but of worker 1 if `host`. */
+static void open_parts(fixture *f, uint32_t workers, uint32_t servers, uint32_t eager_bytes,
+                       uint64_t seed, uint32_t sync, parts *p, int host) {
+  begin_servers(f, workers, servers, eager_bytes, seed, MODEL_STAGING);
+  for (uint32_t r = 0; r < workers; r++) place_parts(f, &p[r], r, !(host && r == 1));
+  start_parts(f, sync);
 }
 
 static mlfab_request push_parts(fixture *f, const parts *p, uint32_t worker, uint32_t factor) {
@@ -748,7 +736,7 @@ static void play_parts(uint64_t seed) {
     place_parts(&f, &to[r], r, 1);
   }
   tags = seed % 7 == 0 ? 64 : 0; /* pulls write from a cache, at their end */
-  open_parts(&f, MLFAB_SYNC_ASYNC);
+  start_parts(&f, MLFAB_SYNC_ASYNC);
   tags = 0;
   assert_int_equal(mlfab_sim_set_faults(f.w.sim, &faults), 0);
   for (int step = 0; step < 6; step++) {
@@ -789,11 +777,9 @@ static void play_parts(uint64_t seed) {
 /* The wire has bytes before the last copy is carried out; no server applies anything before it is; afterwards all do. */
 static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
   fixture f;
-  parts p;
-  begin_servers(&f, 2, 3, eager_bytes, 1, MODEL_STAGING);
-  place_parts(&f, &p, 0, 1);
-  open_parts(&f, MLFAB_SYNC_ASYNC);
-  assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 1)), 0);
+  parts p[2];
+  open_parts(&f, 2, 3, eager_bytes, 1, MLFAB_SYNC_ASYNC, p, 0);
+  assert_int_equal(until_done(&f, 0, push_parts(&f, p, 0, 1)), 0);
   played *d = f.device[0];
   const uint32_t copies = d->copied[0];
   const uint64_t before = applied(&f);
@@ -801,7 +787,7 @@ static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
   assert_true(copies > missing + 3);
   for (uint32_t s = 0; s < 3; s++) came[s] = received(&f, s);
   d->copies_most[0] = 2 * copies - missing;
-  mlfab_request request = push_parts(&f, &p, 0, 2);
+  mlfab_request request = push_parts(&f, p, 0, 2);
   run_all(&f, 200, 50000);
   assert_int_equal(d->copied[0], 2 * copies - missing);
   /* A part of one frame is held back whole. */
@@ -875,26 +861,23 @@ TEST(test_not_early) {
  * the other worker's counts, and so does the next one. */
 static int play_late_failure(uint32_t sync, uint32_t k, uint32_t eager_bytes) {
   fixture f;
-  parts p, other;
-  begin_servers(&f, 2, 3, eager_bytes, 40 + k, MODEL_STAGING);
-  place_parts(&f, &p, 0, 1);
-  place_parts(&f, &other, 1, 1);
-  open_parts(&f, sync);
+  parts p[2];
+  open_parts(&f, 2, 3, eager_bytes, 40 + k, sync, p, 0);
   played *d = f.device[0];
   d->copies_most[0] = d->copied[0] + k - 1;
   d->copy_fails_at = d->copies + k;
   const int asked = k % 3 > 0;
   mlfab_request request = 0;
   if (asked) {
-    request = push_parts(&f, &p, 0, 1);
+    request = push_parts(&f, p, 0, 1);
   } else { /* nobody waits for it: mlfab_flush tells */
     mlfab_buf bufs[PARTS];
-    list_parts(&p, bufs);
-    make_parts(&f, &p, 0, 1);
+    list_parts(p, bufs);
+    make_parts(&f, p, 0, 1);
     OK(f.w.node[0], mlfab_push_start(f.w.node[0], bufs, PARTS, NULL, NULL));
   }
   run_all(&f, 200, 50000);
-  mlfab_request theirs = push_parts(&f, &other, 1, 2);
+  mlfab_request theirs = push_parts(&f, &p[1], 1, 2);
   run_all(&f, 50, 50000);
   d->copies_most[0] = UINT32_MAX;
   int failed = asked ? until_done(&f, 0, request) != 0 : mlfab_flush(f.w.node[0], 0) != 0;
@@ -903,8 +886,8 @@ static int play_late_failure(uint32_t sync, uint32_t k, uint32_t eager_bytes) {
     assert_int_equal(until_done(&f, 1, theirs), 0);
     if (sync == MLFAB_SYNC_ASYNC) expect_model(&f, 0, 2);
     expect_model(&f, 1, 2);
-    request = push_parts(&f, &p, 0, 3);
-    theirs = push_parts(&f, &other, 1, 2);
+    request = push_parts(&f, p, 0, 3);
+    theirs = push_parts(&f, &p[1], 1, 2);
     assert_int_equal(until_done(&f, 0, request), 0);
     assert_int_equal(until_done(&f, 1, theirs), 0);
     expect_model(&f, 0, 7);
@@ -931,10 +914,8 @@ static int play_chunk_failure(int function, uint32_t k) {
   mlfab_buf bufs[PARTS];
   mlfab_request request = 0;
   int failures = 0;
-  begin_servers(&f, 1, 3, k % 2 ? 4096 : 0, 60 + k, MODEL_STAGING);
-  place_parts(&f, &p, 0, 1);
+  open_parts(&f, 1, 3, k % 2 ? 4096 : 0, 60 + k, MLFAB_SYNC_ASYNC, &p, 0);
   place_parts(&f, &to, 0, 1);
-  open_parts(&f, MLFAB_SYNC_ASYNC);
   mlfab *node = f.w.node[0];
   played *d = f.device[0];
   int64_t model = 0;
@@ -985,7 +966,7 @@ TEST(test_chunk_failures) {
 /* A pull copies back what has come whole. What a server sends again, of a newer model, is copied again. */
 TEST(test_landing) {
   fixture f;
-  parts to, other;
+  parts p[2];
   mlfab_buf bufs[PARTS];
   mlfab_request request, theirs;
   mlfab_sim_options faults = {.size = sizeof faults};
@@ -993,17 +974,14 @@ TEST(test_landing) {
   const mlfab_buf nothing = {0, 0, zeros, 3};
   uint32_t early, again = 0;
   for (uint64_t when = 1; when < 30; when++) {
-    begin_servers(&f, 2, 1, 4096, when, MODEL_STAGING);
-    place_parts(&f, &to, 0, 1);
-    place_parts(&f, &other, 1, 0);
-    open_parts(&f, MLFAB_SYNC_ASYNC);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 1)), 0);
+    open_parts(&f, 2, 1, 4096, when, MLFAB_SYNC_ASYNC, p, 1);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &p[1], 1, 1)), 0);
     played *d = f.device[0];
     const uint32_t before = d->copied[1];
     d->eager = 1;
     assert_int_equal(mlfab_sim_set_rate(f.w.sim, 0, 5000000, 5000000), 0);
-    list_parts(&to, bufs);
-    make_parts(&f, &to, 0, 3);
+    list_parts(p, bufs);
+    make_parts(&f, p, 0, 3);
     OK(f.w.node[0], mlfab_pull_start(f.w.node[0], bufs, PARTS, NULL, &request));
     run_all(&f, (int)when, 1000000);
     early = d->copied[1] - before;
@@ -1014,7 +992,7 @@ TEST(test_landing) {
     int64_t model = 1;
     if (!done) {
       /* The model moves on, the link is lost, and the pull begins again. */
-      theirs = push_parts(&f, &other, 1, 2);
+      theirs = push_parts(&f, &p[1], 1, 2);
       assert_int_equal(until_done(&f, 1, theirs), 0);
       OK(f.w.node[0], mlfab_test(f.w.node[0], request, &done, &result));
       again += !done;
@@ -1027,8 +1005,8 @@ TEST(test_landing) {
       if (!done) assert_int_equal(until_done(&f, 0, request), 0);
     }
     const int64_t want[PARTS] = {model, model, model};
-    if (model > 0) expect_parts(&f, &to, 0, want);
-    free_parts(&other);
+    if (model > 0) expect_parts(&f, p, 0, want);
+    free_parts(&p[1]);
     end_world(&f);
   }
   assert_true(again > 3);
@@ -1038,15 +1016,12 @@ TEST(test_landing) {
 TEST(test_stopping) {
   for (uint32_t k = 2; k < 26; k++) {
     fixture f;
-    parts p, other;
+    parts p[2];
     const int how = (int)(k % 4);
-    begin_servers(&f, 2, 3, k % 2 ? 4096 : 0, 90 + k, MODEL_STAGING);
-    place_parts(&f, &p, 0, 1);
-    place_parts(&f, &other, 1, 1);
-    open_parts(&f, MLFAB_SYNC_ASYNC);
+    open_parts(&f, 2, 3, k % 2 ? 4096 : 0, 90 + k, MLFAB_SYNC_ASYNC, p, 0);
     played *d = f.device[0];
     d->copies_most[0] = d->copied[0] + (k - 1) % 18;
-    mlfab_request request = push_parts(&f, &p, 0, 1);
+    mlfab_request request = push_parts(&f, p, 0, 1);
     run_all(&f, 100, 50000);
     if (how == 0) OK(f.w.node[0], mlfab_cancel(f.w.node[0], request));
     if (how == 1) OK(f.w.node[0], mlfab_abandon(&f.w.node[0]));
@@ -1056,7 +1031,7 @@ TEST(test_stopping) {
       said(f.w.node[0], MLFAB_ERR_CANCELLED, "");
     }
     /* Servers wait three heartbeats for bytes, and take the other worker's then. */
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2)), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &p[1], 1, 2)), 0);
     expect_model(&f, 1, 2);
     if (how == 3) {
       assert_int_equal(until_done(&f, 0, request), MLFAB_ERR_TIMEOUT);
@@ -1064,7 +1039,7 @@ TEST(test_stopping) {
     }
     d->copies_most[0] = UINT32_MAX;
     if (f.w.node[0]) {
-      assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 3)), 0);
+      assert_int_equal(until_done(&f, 0, push_parts(&f, p, 0, 3)), 0);
       expect_model(&f, 1, 5);
     }
     played_finish(d);
@@ -1080,18 +1055,15 @@ TEST(test_stopping) {
 TEST(test_stalling) {
   for (uint32_t k = 3; k < 18; k++) {
     fixture f;
-    parts p, other;
-    begin_servers(&f, 2, 3, k % 2 ? 4096 : 0, 130 + k, MODEL_STAGING);
-    place_parts(&f, &p, 0, 1);
-    place_parts(&f, &other, 1, 1);
-    open_parts(&f, MLFAB_SYNC_ASYNC);
+    parts p[2];
+    open_parts(&f, 2, 3, k % 2 ? 4096 : 0, 130 + k, MLFAB_SYNC_ASYNC, p, 0);
     played *d = f.device[0];
     d->copies_most[0] = d->copied[0] + k;
-    mlfab_request request = push_parts(&f, &p, 0, 1);
+    mlfab_request request = push_parts(&f, p, 0, 1);
     run_all(&f, 100, 50000);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2)), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &p[1], 1, 2)), 0);
     const uint64_t began = mlfab_sim_clock(f.w.sim);
-    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 3)), 0);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &p[1], 1, 3)), 0);
     assert_true(mlfab_sim_clock(f.w.sim) - began < WORLD_S); /* it does not block them again */
     expect_model(&f, 1, 5);
     d->copies_most[0] = UINT32_MAX;

@@ -29,6 +29,12 @@ static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_
   for (uint32_t i = 0; i < workers; i++) f->device[i]->combine = combine;
 }
 
+/* Ends what mlfab__context_enter has begun. */
+static void leave(mlfab *node) {
+  mlfab__context_sent(node, 0);
+  (void)mlfab__context_leave(node, 0);
+}
+
 /* All workers call mlfab_device_share; code_p: by worker. Returns what those got that succeeded: all the same. */
 static int share(fixture *f, uint64_t least, int *code_p) {
   mlfab__direct_share asks[MOST];
@@ -39,8 +45,7 @@ static int share(fixture *f, uint64_t least, int *code_p) {
     mlfab__context_enter(node);
     code_p[i] = mlfab__direct_share_begin(node, &asks[i], least, 0);
     over[i] = code_p[i] != 0;
-    mlfab__context_sent(node, 0);
-    (void)mlfab__context_leave(node, 0);
+    leave(node);
   }
   for (uint32_t left = f->w.workers, rounds = 0; left > 0; rounds++) {
     assert_true(rounds < 2000000);
@@ -59,8 +64,7 @@ static int share(fixture *f, uint64_t least, int *code_p) {
           shared = own;
         }
       }
-      mlfab__context_sent(node, 0);
-      (void)mlfab__context_leave(node, 0);
+      leave(node);
       left += !over[i];
     }
   }
@@ -74,6 +78,12 @@ static int share_all(fixture *f) {
   for (uint32_t i = 0; i < f->w.workers; i++)
     if (f->w.node[i]) EXPECT(f->w.node[i], codes[i], 0);
   return shared;
+}
+
+/* A world whose workers share their memory. */
+static void begin_shared(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
+  begin(f, workers, seed, staging_bytes);
+  assert_int_equal(share_all(f), 1);
 }
 
 /* --- results --- */
@@ -137,12 +147,6 @@ static void prepare(fixture *f, slot *s, const uint32_t *members, int direct) {
     memcpy(s->want + at * width, s->was[r] + at * width, s->counts[r] * width);
 }
 
-static void *memory_on(fixture *f, slot *s, uint32_t worker) {
-  void *at = s->on[worker] ? played_alloc(f->device[worker], s->bytes) : malloc(s->bytes);
-  assert_non_null(at);
-  return at;
-}
-
 static void start(fixture *f, slot *s, uint32_t worker) {
   mlfab *node = f->w.node[worker];
   played *p = f->device[worker];
@@ -154,11 +158,11 @@ static void start(fixture *f, slot *s, uint32_t worker) {
     return;
   }
   s->on[worker] = !(s->way == WAY_HOST && odd);
-  s->data[worker] = memory_on(f, s, worker);
+  s->data[worker] = memory_on(f, worker, s->on[worker], s->bytes);
   mlfab_vec vecs[2] = {{s->data[worker], s->count}, {NULL, 0}};
   void *from = s->data[worker];
   if (s->way == WAY_INPUTS && odd) {
-    from = s->input[worker] = memory_on(f, s, worker);
+    from = s->input[worker] = memory_on(f, worker, s->on[worker], s->bytes);
     inputs[0] = from;
     o.inputs = inputs;
   }
@@ -170,10 +174,7 @@ static void start(fixture *f, slot *s, uint32_t worker) {
   }
   p->unshared = s->way == WAY_UNSHARED && odd;
   p->unshared_from = 0;
-  if (s->on[worker])
-    played_produce(p, from, s->was[worker], s->bytes); /* the stream makes it sooner or later */
-  else
-    memcpy(from, s->was[worker], s->bytes);
+  memory_write(f, worker, s->on[worker], from, s->was[worker], s->bytes);
   mlfab_request *request = &s->request[worker];
   void *data = s->data[worker];
   if (s->kind == KIND_SCATTER)
@@ -188,10 +189,7 @@ static void start(fixture *f, slot *s, uint32_t worker) {
 
 static void check(fixture *f, slot *s, uint32_t worker) {
   if (s->way == WAY_BARRIER) return;
-  if (s->on[worker])
-    played_read(f->device[worker], s->got, s->data[worker], s->bytes);
-  else
-    memcpy(s->got, s->data[worker], s->bytes);
+  memory_read(f, worker, s->on[worker], s->got, s->data[worker], s->bytes);
   uint64_t from = 0, bytes = s->bytes;
   for (uint32_t r = 0; s->kind == KIND_SCATTER && r < worker; r++) from += s->counts[r] * s->width;
   if (s->kind == KIND_SCATTER) bytes = s->counts[worker] * s->width;
@@ -205,8 +203,7 @@ static void play_results(uint64_t seed) {
   static slot slots[SLOTS];
   fixture f;
   uint32_t members[MOST], n = 0, direct = 0, parts = 0, plain = 0;
-  begin(&f, 1 + (uint32_t)(seed % MOST), seed, 1 << 20);
-  assert_int_equal(share_all(&f), 1);
+  begin_shared(&f, 1 + (uint32_t)(seed % MOST), seed, 1 << 20);
   OK(f.w.node[0], mlfab_present(f.w.node[0], members, MOST, &n));
   assert_int_equal(n, f.w.workers);
   for (uint32_t k = 0; k < SLOTS; k++) prepare(&f, &slots[k], members, seed % 3 == 0);
@@ -323,10 +320,7 @@ static int64_t sum_wanted(const fixture *f, const sum_call *s, uint32_t r, uint6
 static int sum_end(fixture *f, sum_call *s, uint32_t r) {
   int code = until_done(f, r, s->request[r]);
   int64_t got[LENGTH];
-  if (s->host[r])
-    memcpy(got, s->host[r], sizeof got);
-  else
-    played_read(f->device[r], got, s->at[r], sizeof got);
+  memory_read(f, r, !s->host[r], got, s->host[r] ? s->host[r] : s->at[r], sizeof got);
   free(s->host[r]);
   s->host[r] = NULL;
   if (code) said(f->w.node[r], code, "");
@@ -379,6 +373,14 @@ static void sums_meet(fixture *f) {
   for (uint32_t r = 0; r < f->w.workers; r++) free(s.host[r]);
 }
 
+/* A founder's result is the sum of the first two, or (third) of all three. */
+static void expect_sum(fixture *f, const sum_call *s, uint32_t r, int third) {
+  int64_t got[LENGTH];
+  played_read(f->device[r], got, s->at[r], sizeof got);
+  for (uint32_t i = 0; i < LENGTH; i++)
+    assert_int_equal(got[i], s->was[0][i] + s->was[1][i] + (third ? s->was[2][i] : 0));
+}
+
 static uint32_t reduced(const fixture *f) {
   uint32_t n = 0;
   for (uint32_t r = 0; r < f->w.workers; r++) n += f->device[r]->reduced;
@@ -392,10 +394,9 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed, int kind) 
   fixture f;
   uint32_t failures = 0, staged = 0;
   int codes[MOST];
-  begin(&f, RANKS, seed, 0);
+  begin_shared(&f, RANKS, seed, 0);
   played *p = f.device[1];
   f.kind = kind;
-  assert_int_equal(share_all(&f), 1);
   p->fails = function;
   p->fails_at = function < PLAYED_ALL ? p->calls[function] + k : 0;
   p->fails_for = 1;
@@ -452,8 +453,7 @@ TEST(test_death) {
   uint32_t failed = 0, done = 0;
   for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
     fixture f;
-    begin(&f, RANKS, 300 + (uint64_t)when, 0);
-    assert_int_equal(share_all(&f), 1);
+    begin_shared(&f, RANKS, 300 + (uint64_t)when, 0);
     sum_prepare(&f, &s);
     for (uint32_t r = 0; r < RANKS; r++) {
       f.device[r]->eager = when % 2;
@@ -467,11 +467,7 @@ TEST(test_death) {
       if (code) said(f.w.node[r], MLFAB_ERR_PEER_DEAD, "worker 1");
       failed += code != 0;
       done += code == 0;
-      if (code) continue;
-      int64_t got[LENGTH];
-      played_read(f.device[r], got, s.at[r], sizeof got);
-      for (uint32_t i = 0; i < LENGTH; i++)
-        assert_int_equal(got[i], s.was[0][i] + s.was[1][i] + s.was[2][i]);
+      if (!code) expect_sum(&f, &s, r, 1);
     }
     sums_meet(&f);
     const uint32_t staged = reduced(&f);
@@ -491,8 +487,7 @@ TEST(test_cancel) {
   uint32_t cancelled = 0, done = 0;
   for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
     fixture f;
-    begin(&f, RANKS, 500 + (uint64_t)when, 0);
-    assert_int_equal(share_all(&f), 1);
+    begin_shared(&f, RANKS, 500 + (uint64_t)when, 0);
     sum_prepare(&f, &s);
     if (when == 0) played_stop(f.device[1]);
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
@@ -519,8 +514,7 @@ TEST(test_hanging) {
   int codes[MOST];
   for (int when = 0; when < 2; when++) {
     fixture f;
-    begin(&f, RANKS, 9 + (uint64_t)when, 0);
-    assert_int_equal(share_all(&f), 1);
+    begin_shared(&f, RANKS, 9 + (uint64_t)when, 0);
     sum_prepare(&f, &s);
     if (when == 0) f.device[1]->hung = 1;
     for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
@@ -550,9 +544,8 @@ TEST(test_hanging) {
 static uint32_t play_late_reader(uint64_t seed, int kind) {
   static sum_call s;
   fixture f;
-  begin(&f, 2, seed, 0);
+  begin_shared(&f, 2, seed, 0);
   f.kind = kind;
-  assert_int_equal(share_all(&f), 1);
   sum_prepare(&f, &s);
   f.device[0]->eager = f.device[1]->eager = 1;
   for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
@@ -588,8 +581,7 @@ TEST(test_mismatch) {
   fixture f;
   mlfab_request request[2];
   for (int k = 0; k < 3; k++) {
-    begin(&f, 2, 7, 0);
-    assert_int_equal(share_all(&f), 1);
+    begin_shared(&f, 2, 7, 0);
     int64_t *at[2] = {played_alloc(f.device[0], 8 * LENGTH), played_alloc(f.device[1], 8 * LENGTH)};
     const uint64_t other = k == 0 ? LENGTH - 1 : k == 1 ? 10 : LENGTH;
     const mlfab_collective max = {.size = sizeof max, .op = MLFAB_OP_MAX};
@@ -651,8 +643,7 @@ TEST(test_order) {
   fixture f;
   mlfab_request barrier[2], small[2];
   int64_t *at[2];
-  begin(&f, 2, 4, 0);
-  assert_int_equal(share_all(&f), 1);
+  begin_shared(&f, 2, 4, 0);
   sum_prepare(&f, &s);
   sum_prepare(&f, &second);
   for (uint32_t r = 0; r < 2; r++) at[r] = played_alloc(f.device[r], 64);
@@ -694,15 +685,14 @@ static void open_one(fixture *f, uint32_t i) {
 /* 1: the call of a founder is over: with the sum of both, or (*joined_p) of all three. */
 static int founder_looks(fixture *f, sum_call *s, uint32_t r, int *joined_p) {
   mlfab_result result;
-  int64_t got[LENGTH];
+  int64_t first;
   int done = 0;
   OK(f->w.node[r], mlfab_test(f->w.node[r], s->request[r], &done, &result));
   if (!done) return 0;
   EXPECT(f->w.node[r], result.status, 0);
-  played_read(f->device[r], got, s->at[r], sizeof got);
-  *joined_p = got[0] != s->was[0][0] + s->was[1][0];
-  for (uint32_t i = 0; i < LENGTH; i++)
-    assert_int_equal(got[i], s->was[0][i] + s->was[1][i] + (*joined_p ? s->was[2][i] : 0));
+  played_read(f->device[r], &first, s->at[r], sizeof first);
+  *joined_p = first != s->was[0][0] + s->was[1][0];
+  expect_sum(f, s, r, *joined_p);
   return 1;
 }
 
@@ -761,8 +751,7 @@ TEST(test_finish) {
     const mlfab_call finish = {.size = sizeof finish, .kind = MLFAB_CALL_FINISH};
     fixture f;
     mlfab_request request;
-    begin(&f, RANKS, 900 + (uint64_t)when, 0);
-    assert_int_equal(share_all(&f), 1);
+    begin_shared(&f, RANKS, 900 + (uint64_t)when, 0);
     assert_int_equal(sum_all(&f, &s), 0);
     const uint32_t before = reduced(&f);
     for (int call = 0; call < 3; call++) {
@@ -773,13 +762,10 @@ TEST(test_finish) {
       mlfab__context_enter(node);
       if (call == 0)
         OK(node, mlfab__node_submit(node->node, &finish, node->now_ns, &request, NULL));
-      mlfab__context_sent(node, 0);
-      (void)mlfab__context_leave(node, 0);
+      leave(node);
       for (uint32_t r = 0; r < 2; r++) {
-        int64_t got[LENGTH];
         EXPECT(f.w.node[r], until_done(&f, r, s.request[r]), 0);
-        played_read(f.device[r], got, s.at[r], sizeof got);
-        for (uint32_t i = 0; i < LENGTH; i++) assert_int_equal(got[i], s.was[0][i] + s.was[1][i]);
+        expect_sum(&f, &s, r, 0);
       }
     }
     assert_int_equal(reduced(&f), before);
