@@ -2,6 +2,8 @@
  * includes links.h, defines `worker` and `world` with its fields and WORKERS, and includes this once. It then defines
  * look() and dropped(). */
 
+#include "ports.h"
+
 static world *w;
 
 /* Takes note of what has happened to a worker's requests. */
@@ -32,7 +34,6 @@ static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   (void)self;
   if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
 }
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 static void hop_ready(void *self, uint32_t peer) {
   assert_int_not_equal(peer, rank_of(self));
   w->peers_out[rank_of(self)][peer].wanted = 1;
@@ -53,13 +54,6 @@ static void hop_detach(void *self, uint32_t peer, uint64_t token) {
     assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
     m->lent = NULL;
   }
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 /* --- they come and go --- */

@@ -8,6 +8,7 @@
 #include "core/server/server.h"
 #include "core/sparse/sparse_apply.h"
 #include "mlfab.h"
+#include "ports.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -53,17 +54,9 @@ static void shard_post(void *self, uint32_t peer, uint8_t type, const void *meta
   s->acks++;
   s->refused += ack.code != 0;
 }
-static void shard_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 static void shard_drop(void *self, uint32_t peer, int code, const char *text) {
   (void)self, (void)peer;
   fail_msg("dropped: %d %s", code, text);
-}
-static void shard_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void shard_event(void *self, uint32_t kind, int32_t rank, int is_server,
-                        uint32_t incarnation, int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 static inline void shard_frame(shard *s, uint32_t worker, uint8_t type, const uint8_t *meta,
@@ -99,8 +92,7 @@ static inline shard *shard_new(const shard_setting *setting) {
   assert_non_null(s);
   const mlfab_env env = {
       .size = sizeof env, .user = s, .allocate = shard_allocate, .release = shard_release};
-  const mlfab__port port = {s,           shard_post, shard_ready, shard_drop, shard_detach,
-                            shard_event, NULL,       NULL};
+  const mlfab__port port = {s, shard_post, no_ready, shard_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__env_init(&s->env, &env), 0);
   mlfab_config_init(&s->config);
   s->config.workers = SHARD_WORKERS;

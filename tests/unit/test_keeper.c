@@ -14,6 +14,7 @@
 
 #include <math.h>
 #include "../testing.h"
+#include "ports.h"
 
 enum { COUNT = 4096, BYTES = COUNT * 8, WORKERS = 2, UPDATES = 24, WINDOW_MOST = 8 };
 
@@ -79,17 +80,9 @@ static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   assert_int_equal(mlfab__decode_push_ack(meta, bytes, &ack), 0);
   on_answer(peer, &ack);
 }
-static void port_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 static void port_drop(void *self, uint32_t peer, int code, const char *text) {
   (void)self, (void)peer, (void)code;
   fail_msg("seed %llu: dropped: %s", (unsigned long long)f.seed, text);
-}
-static void port_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                       int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 static uint64_t below(uint64_t n) { return mlfab__rng_below(&f.rng, n); }
@@ -292,7 +285,7 @@ static void wake(void) {
 /* ---- a seed ---- */
 
 static void open_world(uint64_t seed) {
-  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
+  mlfab__port port = {&f, port_post, no_ready, port_drop, no_detach, no_event, NULL, NULL};
   memset(&f, 0, sizeof f);
   f.seed = seed;
   mlfab__rng_seed(&f.rng, seed);
@@ -468,7 +461,7 @@ TEST(test_refused) {
   open_world(1);
   mlfab__server_free(&f.server);
   f.seed = 0;
-  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
+  mlfab__port port = {&f, port_post, no_ready, port_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
   assert_int_equal(mlfab__keeper_attach(&f.server, NAN), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__keeper_attach(&f.server, -1.0), MLFAB_ERR_ARGUMENT);

@@ -6,6 +6,7 @@
 
 #include "core/checkpoint/lead.h"
 #include "core/server/server.h"
+#include "ports.h"
 
 enum { SERVERS = 2, WORKERS = 3, FILES = 64, ACTIONS = 16, BEAT = 1000 };
 enum { OURS = 7, FOREIGN = 8, LEADER = 55, ANOTHER = 56 }; /* histories; processes that lead */
@@ -105,8 +106,6 @@ static void on_own(void *self, const mlfab__checkpoint_order *order) {
   f.ordered[0]++;
   assert_int_equal(order->number, f.lead.order.number);
 }
-
-static void on_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 
 static void on_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                      int code, const char *text) {
@@ -211,8 +210,8 @@ static void begin(void) {
   f.lead.config = &f.config;
   f.lead.server = &f.server;
   f.lead.filer = &f.filer;
-  f.lead.down = (mlfab__port){.post = on_down, .ready = on_ready, .event = on_event};
-  f.lead.across = (mlfab__port){.post = on_across, .ready = on_ready};
+  f.lead.down = (mlfab__port){.post = on_down, .ready = no_ready, .event = on_event};
+  f.lead.across = (mlfab__port){.post = on_across, .ready = no_ready};
   f.lead.own = on_own;
   f.lead.asks = on_asks;
   f.lead.leader = LEADER;
@@ -223,9 +222,19 @@ static void begin(void) {
 
 static void init(void) { assert_int_equal(mlfab__lead_init(&f.lead), 0); }
 
+static void start(void) {
+  begin();
+  init();
+}
+
 static void end(void) {
   mlfab__lead_free(&f.lead);
   assert_int_equal(f.node.env.bytes, 0);
+}
+
+static void answer_is(int code, const char *words) {
+  assert_int_equal(f.answer.code, code);
+  if (!strstr(f.answer.text, words)) fail_msg("'%s' has no '%s'", f.answer.text, words);
 }
 
 static void ask_in(const char *dir, uint32_t worker, uint64_t number, uint32_t keep) {
@@ -287,8 +296,7 @@ static void make(uint32_t keep) {
 
 static int set_up(void **state) {
   (void)state;
-  begin();
-  init();
+  start();
   return 0;
 }
 
@@ -388,8 +396,7 @@ CASE(test_orphans) {
 /* A server that has not answered may still write: the files of that attempt and of later ones stay until it answers. */
 TEST(test_owes) {
   for (int dies = 0; dies < 2; dies++) {
-    begin();
-    init();
+    start();
     add_whole(1, OURS, ANOTHER);
     ask_and_run(1, 1, 0);
     shard(0, 0);
@@ -398,9 +405,8 @@ TEST(test_owes) {
     mlfab__lead_tick(&f.lead, f.node.now_ns - 1);
     assert_int_equal(f.answers, 0);
     mlfab__lead_tick(&f.lead, f.node.now_ns);
-    assert_int_equal(f.answer.code, MLFAB_ERR_TIMEOUT);
+    answer_is(MLFAB_ERR_TIMEOUT, "server 1 has not written its shard in time");
     assert_int_equal(f.answer.rank, 1);
-    assert_non_null(strstr(f.answer.text, "server 1 has not written its shard in time"));
     run();
     assert_true(has("checkpoint-00000002-0-of-2.shard"));
     /* The next attempt has another number, and fails as well. */
@@ -408,8 +414,7 @@ TEST(test_owes) {
     assert_int_equal(f.lead.order.number, 3);
     shard(0, MLFAB_ERR_IO);
     run();
-    assert_int_equal(f.answer.code, MLFAB_ERR_IO);
-    assert_non_null(strstr(f.answer.text, "server 0 has no room"));
+    answer_is(MLFAB_ERR_IO, "server 0 has no room");
     assert_true(has("checkpoint-00000002-0-of-2.shard"));
     assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
     add("checkpoint-00000003-1-of-2.shard.part", OURS, LEADER);
@@ -497,8 +502,7 @@ CASE(test_slices_that_move) {
   s.server = 0;
   s.epoch = 2;
   mlfab__lead_answered(&f.lead, &s);
-  assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
-  assert_non_null(strstr(f.answer.text, "slices have moved meanwhile"));
+  answer_is(MLFAB_ERR_AGAIN, "slices have moved meanwhile");
   run();
 }
 
@@ -509,8 +513,7 @@ CASE(test_disk) {
     for (int i = 0; i < 3; i++) {
       f.list_fails = 1;
       ask_and_run(1, ++number, 0);
-      assert_int_equal(f.answer.code, MLFAB_ERR_IO);
-      assert_non_null(strstr(f.answer.text, "cannot list '/d'"));
+      answer_is(MLFAB_ERR_IO, "cannot list '/d'");
       f.list_fails = 0;
     }
     assert_int_equal(f.lines, round + 1);
@@ -525,8 +528,7 @@ CASE(test_disk) {
   f.write_fails = 1;
   ask_and_run(1, ++number, 0);
   write_all();
-  assert_int_equal(f.answer.code, MLFAB_ERR_IO);
-  assert_non_null(strstr(f.answer.text, "cannot write '/d/checkpoint-00000001.manifest'"));
+  answer_is(MLFAB_ERR_IO, "cannot write '/d/checkpoint-00000001.manifest'");
   assert_int_equal(f.nfiles, 0);
   assert_int_equal(f.lines, 3); /* a minute has passed */
   assert_non_null(strstr(f.line, "(8 before it failed, too)"));
@@ -616,8 +618,7 @@ TEST(test_directory_too_slow) {
                                      "server 0 has not removed the files of failed checkpoints in "
                                      "time"};
   for (int clears = 0; clears < 2; clears++) {
-    begin();
-    init();
+    start();
     add("checkpoint-00000001-0-of-2.shard", OURS, LEADER + 1);
     ask(1, 1, 2);
     if (clears) operate();
@@ -635,29 +636,34 @@ TEST(test_directory_too_slow) {
   }
 }
 
-/* By itself: each time so many commits have passed, unless one is under way. */
-TEST(test_by_itself) {
+static void start_by_itself(void) {
   begin();
   f.config.checkpoint_commits = 10;
   snprintf(f.config.checkpoint_dir, sizeof f.config.checkpoint_dir, "/own");
   init();
-  f.stats.commits = 9;
+}
+
+/* So many commits have passed. */
+static void commits(uint64_t n) {
+  f.stats.commits = n;
   mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+}
+
+/* By itself: each time so many commits have passed, unless one is under way. */
+TEST(test_by_itself) {
+  start_by_itself();
+  commits(9);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
-  f.stats.commits = 12;
-  mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+  commits(12);
   assert_string_equal(f.lead.order.dir, "/own");
   run();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(mlfab__lead_deadline(&f.lead), f.node.now_ns + TIMEOUT);
-  f.stats.commits = 22; /* left out */
-  mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+  commits(22); /* left out */
   write_all();
-  f.stats.commits = 31;
-  mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+  commits(31);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
-  f.stats.commits = 32;
-  mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+  commits(32);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_LISTS);
   assert_int_equal(f.answers, 0);
   run();
@@ -668,15 +674,11 @@ TEST(test_by_itself) {
 /* A server leaves. An attempt by itself ends with an event, and without a warning. A worker that asked has an answer. */
 TEST(test_a_server_leaves) {
   for (int asked = 0; asked < 2; asked++) {
-    begin();
-    f.config.checkpoint_commits = 10;
-    snprintf(f.config.checkpoint_dir, sizeof f.config.checkpoint_dir, "/own");
-    init();
-    f.stats.commits = 10;
+    start_by_itself();
     if (asked)
       ask(1, 1, 0);
     else
-      mlfab__lead_by_itself(&f.lead, f.node.now_ns);
+      commits(10);
     run();
     assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
     mlfab__lead_gone(&f.lead, 1, 1);

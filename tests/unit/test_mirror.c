@@ -9,6 +9,7 @@
 #include "core/coll/membership.h"
 #include "core/replica/mirror.h"
 #include "../testing.h"
+#include "ports.h"
 
 /* ---- workers as comm.h draws them, and a server 0, over links that break and lose frames ---- */
 
@@ -137,17 +138,9 @@ static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   look(peer, type, meta, bytes);
   if (w->workers[peer].up) put(&w->workers[peer].from, type, meta, bytes);
 }
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 static void any_drop(void *self, uint32_t peer, int code, const char *text) {
   (void)self, (void)peer, (void)code, (void)text;
   w->drops++;
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 /* --- a worker --- */
