@@ -97,4 +97,121 @@ static inline int until_done(fixture *f, uint32_t worker, mlfab_request request)
   return 0;
 }
 
+/* --- collectives --- */
+
+enum { KIND_ALLREDUCE, KIND_SCATTER, KIND_GATHER, KIND_BROADCAST, KINDS, LENGTH = 1000 };
+
+/* A collective of every worker's array, on devices or on memory of the host. */
+typedef struct sum_call {
+  mlfab_request request[WORLD_NODES];
+  int64_t *at[WORLD_NODES], *host[WORLD_NODES];
+  int64_t was[WORLD_NODES][LENGTH];
+} sum_call;
+
+static inline void sum_prepare(fixture *f, sum_call *s) {
+  memset(s, 0, sizeof *s);
+  for (uint32_t r = 0; r < f->w.workers; r++) {
+    s->at[r] = played_alloc(f->device[r], sizeof s->was[r]);
+    for (uint32_t i = 0; i < LENGTH; i++) s->was[r][i] = 1 + (int64_t)below(f, 1000000);
+  }
+}
+
+/* The block of a rank. */
+static inline uint64_t block(const fixture *f, uint32_t r, uint64_t *n_p) {
+  const uint64_t even = LENGTH / f->w.workers;
+  *n_p = r + 1 == f->w.workers ? LENGTH - r * even : even;
+  return r * even;
+}
+
+static inline int sum_call_on(fixture *f, sum_call *s, uint32_t r, int64_t *data) {
+  mlfab *node = f->w.node[r];
+  const mlfab_vec vec = {data, LENGTH};
+  uint64_t counts[WORLD_NODES];
+  for (uint32_t i = 0; i < f->w.workers; i++) (void)block(f, i, &counts[i]);
+  switch (f->kind) {
+    case KIND_ALLREDUCE:
+      return mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, NULL, &s->request[r]);
+    case KIND_SCATTER:
+      return mlfab_reduce_scatter_start(node, data, counts, MLFAB_I64, NULL, &s->request[r]);
+    case KIND_GATHER:
+      return mlfab_allgather_start(node, data, counts, MLFAB_I64, NULL, &s->request[r]);
+    default:
+      return mlfab_broadcast_start(node, 0, data, sizeof s->was[r], NULL, &s->request[r]);
+  }
+}
+
+/* Where the device refuses the call at once, it is made on memory of the host. */
+static inline void sum_start(fixture *f, sum_call *s, uint32_t r, int on) {
+  if (on) {
+    played_produce(f->device[r], s->at[r], s->was[r], sizeof s->was[r]);
+    int code = sum_call_on(f, s, r, s->at[r]);
+    if (code == 0) return;
+    said(f->w.node[r], code, "played");
+    assert_true(code == MLFAB_ERR_DEVICE || code == MLFAB_ERR_ARGUMENT);
+  }
+  s->host[r] = malloc(sizeof s->was[r]);
+  memcpy(s->host[r], s->was[r], sizeof s->was[r]);
+  OK(f->w.node[r], sum_call_on(f, s, r, s->host[r]));
+}
+
+/* What place i has when the call has succeeded at worker r; of those who live. *given_p: 0: it is unspecified. */
+static inline int64_t sum_wanted(const fixture *f, const sum_call *s, uint32_t r, uint64_t i,
+                                 int *given_p) {
+  int64_t sum = 0;
+  uint32_t owner = 0;
+  for (uint32_t from = 0; from < f->w.workers; from++) {
+    uint64_t n, at = block(f, from, &n);
+    if (f->w.node[from]) sum += s->was[from][i];
+    if (i >= at && i < at + n) owner = from;
+  }
+  *given_p = f->kind != KIND_SCATTER || owner == r;
+  return f->kind <= KIND_SCATTER ? sum : s->was[f->kind == KIND_GATHER ? owner : 0][i];
+}
+
+/* How the call ended at a worker; a success must be the sum of those who live. */
+static inline int sum_end(fixture *f, sum_call *s, uint32_t r) {
+  int code = until_done(f, r, s->request[r]);
+  int64_t got[LENGTH];
+  memory_read(f, r, !s->host[r], got, s->host[r] ? s->host[r] : s->at[r], sizeof got);
+  free(s->host[r]);
+  s->host[r] = NULL;
+  if (code) said(f->w.node[r], code, "");
+  for (uint32_t i = 0; code == 0 && i < LENGTH; i++) {
+    int given = 0;
+    const int64_t want = sum_wanted(f, s, r, i, &given);
+    if (given && got[i] != want)
+      fail_msg("kind %d, worker %u, element %u: %lld, not %lld", f->kind, r, i, (long long)got[i],
+               (long long)want);
+  }
+  return code;
+}
+
+/* A worker whose call fails calls again, as a program does: at some call all meet. */
+static inline void sums_meet(fixture *f, int on) {
+  static sum_call s;
+  uint32_t left = 0, tries = 0;
+  sum_prepare(f, &s);
+  for (uint32_t r = 0; r < f->w.workers; r++) {
+    if (f->w.node[r]) sum_start(f, &s, r, on);
+    left |= (uint32_t)(f->w.node[r] != NULL) << r;
+  }
+  while (left) {
+    run_all(f, 1, 50000);
+    for (uint32_t r = 0; r < f->w.workers; r++) {
+      mlfab_result result;
+      int done = 0;
+      if (!(left >> r & 1)) continue;
+      assert_int_equal(mlfab_test(f->w.node[r], s.request[r], &done, &result), 0);
+      if (!done) continue;
+      if (result.status == 0) left &= ~(1u << r);
+      if (result.status == 0) continue;
+      assert_true(++tries < 4 * f->w.workers);
+      free(s.host[r]);
+      s.host[r] = NULL;
+      sum_start(f, &s, r, on);
+    }
+  }
+  for (uint32_t r = 0; r < f->w.workers; r++) free(s.host[r]);
+}
+
 #endif

@@ -310,70 +310,8 @@ TEST(test_objects) {
 
 enum { CALLS = 4 };
 
-/* An allreduce of one number of each worker; worker 1 falls back to memory of the host where the device refuses at once. */
-typedef struct sum_call {
-  mlfab_request request[RANKS];
-  int64_t *device[RANKS], host[RANKS], was[RANKS];
-  int on[RANKS];
-} sum_call;
-
-static void sum_start(fixture *f, sum_call *s, uint32_t worker, int on) {
-  mlfab_vec vec = {s->device[worker], 1};
-  s->on[worker] = on;
-  if (on) {
-    played_produce(f->device[worker], s->device[worker], &s->was[worker], sizeof(int64_t));
-    int code =
-        mlfab_allreduce_start(f->w.node[worker], &vec, 1, MLFAB_I64, NULL, &s->request[worker]);
-    if (code == 0) return;
-    said(f->w.node[worker], code, "played");
-    assert_true(code == MLFAB_ERR_DEVICE || code == MLFAB_ERR_ARGUMENT);
-  }
-  s->on[worker] = 0;
-  s->host[worker] = s->was[worker];
-  vec.data = &s->host[worker];
-  OK(f->w.node[worker],
-     mlfab_allreduce_start(f->w.node[worker], &vec, 1, MLFAB_I64, NULL, &s->request[worker]));
-}
-
-/* How the call ended at a worker; a success must be the sum. */
-static int sum_end(fixture *f, sum_call *s, uint32_t worker) {
-  int code = until_done(f, worker, s->request[worker]);
-  if (code) {
-    said(f->w.node[worker], code, "");
-    return code;
-  }
-  int64_t got = s->host[worker];
-  if (s->on[worker]) played_read(f->device[worker], &got, s->device[worker], sizeof got);
-  if (got != s->was[0] + s->was[1] + s->was[2])
-    fail_msg("worker %u: %lld is not the sum", worker, (long long)got);
-  return 0;
-}
-
 static void sums_begin(fixture *f, sum_call *sums) {
-  memset(sums, 0, CALLS * sizeof *sums);
-  for (int k = 0; k < CALLS; k++) {
-    for (uint32_t r = 0; r < RANKS; r++) {
-      sums[k].device[r] = played_alloc(f->device[r], sizeof(int64_t));
-      sums[k].was[r] = 1 + (int64_t)below(f, 1000);
-    }
-  }
-}
-
-/* Calls in memory of the host meet again, after at most a few that tell of what was before. */
-static void sums_meet(fixture *f) {
-  int failed = 1;
-  for (int turn = 0; turn < 3 && failed; turn++) {
-    sum_call again;
-    memset(&again, 0, sizeof again);
-    failed = 0;
-    for (uint32_t r = 0; r < RANKS; r++) {
-      again.host[r] = again.was[r] = 7 + (int64_t)r;
-      const mlfab_vec vec = {&again.host[r], 1};
-      failed |= mlfab_allreduce_start(f->w.node[r], &vec, 1, MLFAB_I64, NULL, &again.request[r]);
-    }
-    for (uint32_t r = 0; r < RANKS; r++) failed |= again.request[r] && sum_end(f, &again, r) != 0;
-  }
-  assert_false(failed);
+  for (int k = 0; k < CALLS; k++) sum_prepare(f, &sums[k]);
 }
 
 /* The device of worker 1 fails in its k-th call of a function: the request that it belongs to fails, at all workers or at
@@ -404,7 +342,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
   }
   p->fails = -1;
   p->copy_fails_at = 0;
-  sums_meet(&f);
+  sums_meet(&f, 0);
   played_finish(p);
   const uint64_t pinned = p->pinned_now;
   world_close(&f.w);
@@ -442,7 +380,7 @@ TEST(test_lost) {
         assert_true(code == 0 || code == MLFAB_ERR_DEVICE);
       }
     }
-    mlfab_vec vec = {sums[3].device[1], 1};
+    mlfab_vec vec = {sums[3].at[1], LENGTH};
     mlfab_request request;
     EXPECT(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &request),
            MLFAB_ERR_DEVICE);
@@ -473,9 +411,9 @@ TEST(test_hanging) {
   assert_in_range(took, 19ull * WORLD_S, 25ull * WORLD_S);
   f.device[1]->gate = 0;
   run_all(&f, 400, 1000000);
-  sums_meet(&f);
+  sums_meet(&f, 0);
   /* Closing waits two heartbeats for copies, and keeps what they use. */
-  mlfab_vec vec = {sums[3].device[1], 1};
+  mlfab_vec vec = {sums[3].at[1], LENGTH};
   played_stop(f.device[1]);
   OK(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &request));
   OK(f.w.node[1], mlfab_abandon(&f.w.node[1]));
@@ -497,7 +435,7 @@ TEST(test_looks_late) {
   sums_begin(&f, sums);
   sum_call *call = &sums[0];
   mlfab *node = f.w.node[1];
-  const mlfab_vec vec = {call->device[1], 1};
+  const mlfab_vec vec = {call->at[1], LENGTH};
   sum_start(&f, call, 0, 0);
   sum_start(&f, call, 2, 0);
   OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, &soon, &call->request[1]));
@@ -512,7 +450,7 @@ TEST(test_looks_late) {
     assert_int_equal(sum_end(&f, call, r), MLFAB_ERR_TIMEOUT);
     said(f.w.node[r], MLFAB_ERR_TIMEOUT, "worker 1: allreduce: ");
   }
-  sums_meet(&f);
+  sums_meet(&f, 0);
   end_world(&f);
 }
 
@@ -533,7 +471,7 @@ TEST(test_cancel) {
       assert_true(code == MLFAB_ERR_CANCELLED || (where > 0 && code == 0));
     }
     EXPECT(f.w.node[1], mlfab_cancel(f.w.node[1], sums[0].request[1]), MLFAB_ERR_REQUEST);
-    sums_meet(&f);
+    sums_meet(&f, 0);
     end_world(&f);
   }
 }

@@ -15,8 +15,6 @@
 
 enum { MOST = 8, COUNT = 3000, LEAST = 2048, SLOTS = 6 };
 
-enum { KIND_ALLREDUCE, KIND_SCATTER, KIND_GATHER, KIND_BROADCAST, KINDS };
-
 /* What the host's collectives in shared memory do. */
 static void combine(int op, int dtype, void *to, const void *const *in, uint32_t k, uint64_t n) {
   mlfab__kernel_combine_many(op == MLFAB_OP_MEAN ? MLFAB_OP_SUM : op, dtype, &to, 1, in, k, n, 0);
@@ -251,126 +249,17 @@ TEST(test_results) {
 
 /* --- failures --- */
 
-enum { RANKS = 3, CALLS = 4, LENGTH = 1000 };
-
-/* An allreduce of every worker's array, on devices; where the device refuses at once, on memory of the host. */
-typedef struct sum_call {
-  mlfab_request request[MOST];
-  int64_t *at[MOST], *host[MOST];
-  int64_t was[MOST][LENGTH];
-} sum_call;
-
-static void sum_prepare(fixture *f, sum_call *s) {
-  memset(s, 0, sizeof *s);
-  for (uint32_t r = 0; r < f->w.workers; r++) {
-    s->at[r] = played_alloc(f->device[r], sizeof s->was[r]);
-    for (uint32_t i = 0; i < LENGTH; i++) s->was[r][i] = 1 + (int64_t)below(f, 1000000);
-  }
-}
-
-/* The block of a rank. */
-static uint64_t block(const fixture *f, uint32_t r, uint64_t *n_p) {
-  const uint64_t even = LENGTH / f->w.workers;
-  *n_p = r + 1 == f->w.workers ? LENGTH - r * even : even;
-  return r * even;
-}
-
-static int sum_call_on(fixture *f, sum_call *s, uint32_t r, int64_t *data) {
-  mlfab *node = f->w.node[r];
-  const mlfab_vec vec = {data, LENGTH};
-  uint64_t counts[MOST];
-  for (uint32_t i = 0; i < f->w.workers; i++) (void)block(f, i, &counts[i]);
-  switch (f->kind) {
-    case KIND_ALLREDUCE:
-      return mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, NULL, &s->request[r]);
-    case KIND_SCATTER:
-      return mlfab_reduce_scatter_start(node, data, counts, MLFAB_I64, NULL, &s->request[r]);
-    case KIND_GATHER:
-      return mlfab_allgather_start(node, data, counts, MLFAB_I64, NULL, &s->request[r]);
-    default:
-      return mlfab_broadcast_start(node, 0, data, sizeof s->was[r], NULL, &s->request[r]);
-  }
-}
-
-static void sum_start(fixture *f, sum_call *s, uint32_t r) {
-  played_produce(f->device[r], s->at[r], s->was[r], sizeof s->was[r]);
-  int code = sum_call_on(f, s, r, s->at[r]);
-  if (code == 0) return;
-  said(f->w.node[r], code, "played");
-  s->host[r] = malloc(sizeof s->was[r]);
-  memcpy(s->host[r], s->was[r], sizeof s->was[r]);
-  OK(f->w.node[r], sum_call_on(f, s, r, s->host[r]));
-}
-
-/* What place i has when the call has succeeded at worker r; of those who live. *given_p: 0: it is unspecified. */
-static int64_t sum_wanted(const fixture *f, const sum_call *s, uint32_t r, uint64_t i,
-                          int *given_p) {
-  int64_t sum = 0;
-  uint32_t owner = 0;
-  for (uint32_t from = 0; from < f->w.workers; from++) {
-    uint64_t n, at = block(f, from, &n);
-    if (f->w.node[from]) sum += s->was[from][i];
-    if (i >= at && i < at + n) owner = from;
-  }
-  *given_p = f->kind != KIND_SCATTER || owner == r;
-  return f->kind <= KIND_SCATTER ? sum : s->was[f->kind == KIND_GATHER ? owner : 0][i];
-}
-
-/* How the call ended at a worker; a success must be the sum of those who live. */
-static int sum_end(fixture *f, sum_call *s, uint32_t r) {
-  int code = until_done(f, r, s->request[r]);
-  int64_t got[LENGTH];
-  memory_read(f, r, !s->host[r], got, s->host[r] ? s->host[r] : s->at[r], sizeof got);
-  free(s->host[r]);
-  s->host[r] = NULL;
-  if (code) said(f->w.node[r], code, "");
-  for (uint32_t i = 0; code == 0 && i < LENGTH; i++) {
-    int given = 0;
-    const int64_t want = sum_wanted(f, s, r, i, &given);
-    if (given && got[i] != want)
-      fail_msg("kind %d, worker %u, element %u: %lld, not %lld", f->kind, r, i, (long long)got[i],
-               (long long)want);
-  }
-  return code;
-}
+enum { RANKS = 3, CALLS = 4 };
 
 /* All calls of all who live: a call that fails may fail for all. Returns how many failed. */
 static uint32_t sum_all(fixture *f, sum_call *s) {
   uint32_t failures = 0;
   sum_prepare(f, s);
   for (uint32_t r = 0; r < f->w.workers; r++)
-    if (f->w.node[r]) sum_start(f, s, r);
+    if (f->w.node[r]) sum_start(f, s, r, 1);
   for (uint32_t r = 0; r < f->w.workers; r++)
     if (f->w.node[r]) failures += sum_end(f, s, r) != 0;
   return failures;
-}
-
-/* A worker whose call fails calls again, as a program does: at some call all meet. */
-static void sums_meet(fixture *f) {
-  static sum_call s;
-  uint32_t left = 0, tries = 0;
-  sum_prepare(f, &s);
-  for (uint32_t r = 0; r < f->w.workers; r++) {
-    if (f->w.node[r]) sum_start(f, &s, r);
-    left |= (uint32_t)(f->w.node[r] != NULL) << r;
-  }
-  while (left) {
-    run_all(f, 1, 50000);
-    for (uint32_t r = 0; r < f->w.workers; r++) {
-      mlfab_result result;
-      int done = 0;
-      if (!(left >> r & 1)) continue;
-      assert_int_equal(mlfab_test(f->w.node[r], s.request[r], &done, &result), 0);
-      if (!done) continue;
-      if (result.status == 0) left &= ~(1u << r);
-      if (result.status == 0) continue;
-      assert_true(++tries < 4 * f->w.workers);
-      free(s.host[r]);
-      s.host[r] = NULL;
-      sum_start(f, &s, r);
-    }
-  }
-  for (uint32_t r = 0; r < f->w.workers; r++) free(s.host[r]);
 }
 
 /* A founder's result is the sum of the first two, or (third) of all three. */
@@ -404,7 +293,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed, int kind) 
   for (int i = 0; i < CALLS; i++) {
     const uint32_t before = reduced(&f);
     sum_prepare(&f, &s);
-    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r, 1);
     for (uint32_t r = 0; r < RANKS; r++) {
       int code = sum_end(&f, &s, r);
       failures += code != 0;
@@ -419,7 +308,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed, int kind) 
   }
   p->fails = -1;
   p->copy_fails_at = 0;
-  sums_meet(&f);
+  sums_meet(&f, 1);
   const int shared = share(&f, LEAST, codes) == 1;
   const uint32_t before = reduced(&f);
   assert_int_equal(sum_all(&f, &s), 0);
@@ -457,7 +346,7 @@ TEST(test_death) {
     sum_prepare(&f, &s);
     for (uint32_t r = 0; r < RANKS; r++) {
       f.device[r]->eager = when % 2;
-      sum_start(&f, &s, r);
+      sum_start(&f, &s, r, 1);
     }
     run_all(&f, when, 40000);
     assert_int_equal(mlfab_sim_crash(f.w.sim, 1), 0);
@@ -469,7 +358,7 @@ TEST(test_death) {
       done += code == 0;
       if (!code) expect_sum(&f, &s, r, 1);
     }
-    sums_meet(&f);
+    sums_meet(&f, 1);
     const uint32_t staged = reduced(&f);
     assert_int_equal(sum_all(&f, &s), 0);
     assert_int_equal(reduced(&f), staged);
@@ -490,7 +379,7 @@ TEST(test_cancel) {
     begin_shared(&f, RANKS, 500 + (uint64_t)when, 0);
     sum_prepare(&f, &s);
     if (when == 0) played_stop(f.device[1]);
-    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r, 1);
     run_all(&f, when, 40000);
     (void)mlfab_cancel(f.w.node[1], s.request[1]);
     f.device[1]->gate = 0;
@@ -500,7 +389,7 @@ TEST(test_cancel) {
       cancelled += code != 0;
       done += code == 0;
     }
-    sums_meet(&f);
+    sums_meet(&f, 1);
     assert_int_equal(share_all(&f), 1);
     assert_int_equal(sum_all(&f, &s), 0);
     end_world(&f);
@@ -517,7 +406,7 @@ TEST(test_hanging) {
     begin_shared(&f, RANKS, 9 + (uint64_t)when, 0);
     sum_prepare(&f, &s);
     if (when == 0) f.device[1]->hung = 1;
-    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r, 1);
     for (int i = 0; when == 1 && i < 100000 && !f.device[1]->reduced; i++) run_all(&f, 1, 5000);
     f.device[1]->hung = 1; /* in its reduction, or in what it copies */
     const uint64_t began = mlfab_sim_clock(f.w.sim);
@@ -548,7 +437,7 @@ static uint32_t play_late_reader(uint64_t seed, int kind) {
   f.kind = kind;
   sum_prepare(&f, &s);
   f.device[0]->eager = f.device[1]->eager = 1;
-  for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+  for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r, 1);
   /* Worker 1 stops before it reads for the last time. */
   if (kind != KIND_ALLREDUCE) f.device[1]->hung = 1;
   for (int i = 0; i < 100000 && kind == KIND_ALLREDUCE && !f.device[1]->reduced; i++)
@@ -647,8 +536,8 @@ TEST(test_order) {
   sum_prepare(&f, &s);
   sum_prepare(&f, &second);
   for (uint32_t r = 0; r < 2; r++) at[r] = played_alloc(f.device[r], 64);
-  sum_start(&f, &s, 0);
-  sum_start(&f, &second, 0);
+  sum_start(&f, &s, 0, 1);
+  sum_start(&f, &second, 0, 1);
   for (uint32_t r = 0; r < 2; r++) {
     static const int64_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     mlfab_vec vec = {at[r], 8};
@@ -658,8 +547,8 @@ TEST(test_order) {
     OK(f.w.node[r], mlfab_barrier_start(f.w.node[r], NULL, &barrier[r]));
   }
   for (uint32_t r = 0; r < 2; r++) assert_int_equal(until_done(&f, r, barrier[r]), 0);
-  sum_start(&f, &s, 1);
-  sum_start(&f, &second, 1);
+  sum_start(&f, &s, 1, 1);
+  sum_start(&f, &second, 1, 1);
   mlfab_vec vec = {at[1], 8};
   OK(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &small[1]));
   for (uint32_t r = 0; r < 2; r++) {
@@ -712,21 +601,21 @@ static void play_join(uint64_t seed, uint32_t when) {
     OK(f.w.node[i], mlfab_device_attach(f.w.node[i], &played_device, f.device[i], 0));
   assert_int_equal(share_all(&f), 1);
   sum_prepare(&f, &s);
-  for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+  for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r, 1);
   for (uint32_t i = 0; !joined[0] || !joined[1]; i++) {
     assert_true(i < 2000000);
     if (i == when) open_one(&f, 2);
     mlfab_error error;
     if (i >= when && !open && mlfab_is_ready(f.w.node[2], &error) == 1) {
       OK(f.w.node[2], mlfab_device_attach(f.w.node[2], &played_device, f.device[2], 0));
-      sum_start(&f, &s, 2);
+      sum_start(&f, &s, 2, 1);
       open = 1;
     }
     run_all(&f, 1, 20000);
     for (uint32_t r = 0; r < 2; r++) {
       if (joined[r] || !founder_looks(&f, &s, r, &joined[r])) continue;
       calls[r]++;
-      if (!joined[r]) sum_start(&f, &s, r);
+      if (!joined[r]) sum_start(&f, &s, r, 1);
     }
   }
   assert_int_equal(calls[0], calls[1]);
@@ -756,7 +645,7 @@ TEST(test_finish) {
     const uint32_t before = reduced(&f);
     for (int call = 0; call < 3; call++) {
       sum_prepare(&f, &s);
-      for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+      for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r, 1);
       for (int i = 0; call == 0 && i < when; i++) run_all(&f, 1, 20000);
       mlfab *node = f.w.node[2];
       mlfab__context_enter(node);
