@@ -16,12 +16,7 @@
 #include "core/base/rng.h"
 #include "core/coll/coll_wire.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/seam/scene.h"
 
 enum { CROWD_NODES = 42, CROWD_ENDS = 8192, CROWD_EPOCHS = 512, CROWD_FRAMES = 6 };
 #define CROWD_BEAT 4000000ull /* a heartbeat: so many times CROWD_STEP */

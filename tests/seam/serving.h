@@ -12,12 +12,7 @@
 #include "core/sched/sched_wire.h"
 #include "mlfab_node.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/seam/scene.h"
 
 enum { SEAM_PEERS = 8, SEAM_LOG = 4096, SEAM_TENSORS = 8, SEAM_START_NS = 1000 };
 #define SEAM_ALL UINT32_MAX /* room for any number of frames */

@@ -23,12 +23,7 @@
 #include "core/wire/peer_wire.h"
 #include "mlfab_node.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/seam/scene.h"
 
 /* --- peers --- */
 

@@ -479,8 +479,7 @@ static void step_group(fixture *f, group *g) {
 
 /* The sum is the literal one for every order of chunks, grants, releases and returned bulks, with several groups of two
  * servers at once, dense or of packets. No member is blamed, however long a ring is full. */
-static void test_sums(void **state) {
-  (void)state;
+SCENE(test_sums) {
   seeds(60);
   for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
     fixture *f = make(seed);
@@ -569,9 +568,8 @@ static void trouble(fixture *f, group *g) {
 
 /* The same with members that die, reconnect, fall silent or send values that are not finite, and with servers that end groups
  * or vanish: only the guilty member is blamed, a sum that completes is right, and all resources are reused. */
-static void test_sums_with_failures(void **state) {
+SCENE(test_sums_with_failures) {
   uint64_t finished = 0, fails = 0;
-  (void)state;
   seeds(40);
   for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
     fixture *f = make(seed);
@@ -759,9 +757,8 @@ static void run_spread(fixture *f, int restarts, int losses, uint64_t most) {
   free_spread(f, &s);
 }
 
-static void test_spreads(void **state) {
+SCENE(test_spreads) {
   const mlfab__tensor_info wide[] = {{0, MLFAB_F32, 150000}};
-  (void)state;
   for (int losses = 0; losses < 2; losses++) {
     uint32_t finished = 0, rounds = losses ? 6 : 4;
     seeds(30);
@@ -794,6 +791,28 @@ static void test_spreads(void **state) {
 }
 
 /* --- one thing at a time --- */
+
+/* A scene begins with all members and the model of one tensor. */
+typedef struct scene {
+  void (*run)(fixture *f);
+  uint32_t chunk_bytes, accumulators;
+} scene;
+
+static void run_scene(void **state) {
+  const scene *s = *state;
+  fixture *f = make(1);
+  f->w.config.chunk_bytes = s->chunk_bytes;
+  f->w.config.accumulators = s->accumulators;
+  START(f, plain, 1);
+  s->run(f);
+  stop(f);
+}
+#define WITH_ALL_AND(name, ...)                          \
+  static void name(fixture *f);                          \
+  static scene name##_begins = {name, __VA_ARGS__};      \
+  SCENE_ADD(name, run_scene, NULL, NULL, &name##_begins) \
+  static void name(fixture *f)
+#define WITH_ALL(name) WITH_ALL_AND(name, CHUNK, 0)
 
 /* A group over the whole shard of server 0, of updates of workers 0 ... Packets have `elements` values. `opposite`: members
  * cancel the first one. */
@@ -864,7 +883,7 @@ static void spread_failed(const fixture *f, uint32_t n, uint32_t i, uint32_t wor
 }
 
 /* The next member is granted when the current one has two chunks left, if capacities are not known. */
-static void test_grant_order(fixture *f) {
+WITH_ALL(test_grant_order) {
   group *g = plain_group(f, 3, 0);
   uint64_t bytes = g->shape.bytes;
   assert_int_equal(g->granted[0], bytes);
@@ -881,11 +900,10 @@ static void test_grant_order(fixture *f) {
 
 /* If the capacity is known and less than 85 % of it is used, the next member is granted earlier, up to the size of a ring. There
  * are two rings. The early grant stays valid when the current member ends. */
-static void test_idle_link(void **state) {
+SCENE(test_idle_link) {
   static const mlfab__tensor_info wide[] = {{0, MLFAB_F32, 4200000}};
   uint64_t window = 4 * (uint64_t)(RING / 4) * 10, early = RING + RING / 2; /* of four chunks */
   fixture *f = make(1);
-  (void)state;
   f->w.config.heartbeat_ns = 1000000000u;
   f->w.config.chunk_bytes = RING / 4;
   START(f, wide, 1);
@@ -917,8 +935,7 @@ static void test_idle_link(void **state) {
 }
 
 /* A link of which 90 % is in use is not idle; one of which 80 % is in use is. */
-static void test_busy_link(void **state) {
-  (void)state;
+SCENE(test_busy_link) {
   for (uint32_t percent = 80; percent <= 90; percent += 10) {
     fixture *f = make(1);
     f->w.config.heartbeat_ns = 1000000000u;
@@ -936,7 +953,7 @@ static void test_busy_link(void **state) {
 }
 
 /* A member without a link is passed over until it is the only one left. */
-static void test_absent_member(fixture *f) {
+WITH_ALL(test_absent_member) {
   work_lose(&f->w, 0);
   group *g = plain_group(f, 2, 0);
   assert_int_equal(g->granted[0], 0);
@@ -956,7 +973,7 @@ static void test_absent_member(fixture *f) {
 }
 
 /* A granted member that sends nothing for 3 heartbeats is named; a member that waits for a grant is not. */
-static void test_silent_member(fixture *f) {
+WITH_ALL(test_silent_member) {
   group *g = plain_group(f, 3, 0);
   send_all(f, g, 0);
   send_upto(f, g, 1, CHUNK);
@@ -982,7 +999,7 @@ static void test_silent_member(fixture *f) {
 }
 
 /* Time in which the aggregator's process did not run does not count against a member, not even against one without a link. */
-static void test_pause(fixture *f) {
+WITH_ALL(test_pause) {
   work_lose(&f->w, 0);
   group *g = plain_group(f, 2, 0);
   f->w.now += 20 * BEAT;
@@ -995,7 +1012,7 @@ static void test_pause(fixture *f) {
 
 /* The loss of a member whose update is complete here does not matter. When a group fails with its member, another group that
  * waited for the in-link is granted, and its timeout starts then. */
-static void test_member_lost(fixture *f) {
+WITH_ALL(test_member_lost) {
   group *g = plain_group(f, 2, 0);
   send_all(f, g, 0);
   send_upto(f, g, 1, CHUNK);
@@ -1019,7 +1036,7 @@ static void test_member_lost(fixture *f) {
 }
 
 /* A member that reconnects as another process cannot have the update. One that is older than the manifest says is waited for. */
-static void test_other_incarnation(fixture *f) {
+WITH_ALL(test_other_incarnation) {
   work_lose(&f->w, 1);
   group *g = plain_group(f, 2, 0);
   g->guilty = 1u << 1;
@@ -1037,7 +1054,7 @@ static void test_other_incarnation(fixture *f) {
 
 /* A value that is not finite fails the group with the frame that has it; one that was staged, with the first member's frame that
  * brings it to the sum. */
-static void test_not_finite(fixture *f) {
+WITH_ALL(test_not_finite) {
   float bad = (float)NAN;
   for (uint32_t staged = 0; staged < 2; staged++) {
     if (staged) work_lose(&f->w, 0);
@@ -1055,7 +1072,7 @@ static void test_not_finite(fixture *f) {
 }
 
 /* Nothing is sent before the release, or with `whole` before it is complete. */
-static void test_release(fixture *f) {
+WITH_ALL(test_release) {
   group *g = plain_group(f, 1, 0);
   uint64_t bytes = g->shape.bytes;
   send_upto(f, g, 0, 4 * CHUNK + 8);
@@ -1083,7 +1100,7 @@ static void test_release(fixture *f) {
 }
 
 /* A group that starts while bulks of the last one are lent grants nothing until they are returned. */
-static void test_reuse_while_lent(fixture *f) {
+WITH_ALL_AND(test_reuse_while_lent, BIG, 0) {
   work_lose(&f->w, 0);
   group *other = plain_group(f, 1, 0), *g; /* it keeps the other accumulator */
   work_meet(&f->w, 0, 1);
@@ -1117,7 +1134,7 @@ static void test_reuse_while_lent(fixture *f) {
 }
 
 /* A third use finds no accumulator. When the server's link is lost, those of this server are free. */
-static void test_no_room(fixture *f) {
+WITH_ALL(test_no_room) {
   spread s, other;
   plain_group(f, 1, 0);
   make_spread(f, &other, 0, 1);
@@ -1154,10 +1171,9 @@ static void test_no_room(fixture *f) {
 }
 
 /* Before the model is defined, every request is refused. */
-static void test_no_model(void **state) {
+SCENE(test_no_model) {
   spread s = {.request = MLFAB__SPREAD_BIT | 1, .bytes = 64, .n = 1, .attempt = {1}};
   fixture *f = make(1);
-  (void)state;
   work_open(&f->w);
   work_meet(&f->w, 0, 1);
   group *g = new_group(f, 0, 1, 0);
@@ -1171,7 +1187,7 @@ static void test_no_model(void **state) {
 }
 
 /* The layout changes: groups and spreads in progress end. */
-static void test_model_again(fixture *f) {
+WITH_ALL(test_model_again) {
   uint32_t owners[64] = {0};
   spread s;
   plain_group(f, 1, 0);
@@ -1188,7 +1204,7 @@ static void test_model_again(fixture *f) {
 }
 
 /* The distributor finds one member silent: the spread gives that member up and serves the others. */
-static void test_silent_recipient(fixture *f) {
+WITH_ALL(test_silent_recipient) {
   spread s;
   make_spread(f, &s, 0, 3);
   tell_spread(f, &s);
@@ -1208,7 +1224,7 @@ static void test_silent_recipient(fixture *f) {
 }
 
 /* A server that is slow, or has not decided anything yet, is not a member's fault. PULL_FAIL ends the spread. */
-static void test_idle_recipient(fixture *f) {
+WITH_ALL(test_idle_recipient) {
   spread s;
   make_spread(f, &s, 0, 1);
   tell_spread(f, &s);
@@ -1229,7 +1245,7 @@ static void test_idle_recipient(fixture *f) {
 
 /* A member whose link breaks after its last frame was sent may not have received it. One that is another process now has not
  * asked for it. The server may serve a member itself that waits. */
-static void test_done_and_lost(fixture *f) {
+WITH_ALL(test_done_and_lost) {
   spread s;
   make_spread(f, &s, 0, 2);
   tell_spread(f, &s);
@@ -1263,9 +1279,8 @@ static void test_done_and_lost(fixture *f) {
 /* --- packets --- */
 
 /* A sum that is packed in several ticks, in packets of the largest size. Reports of progress give no length before that is done. */
-static void test_large(void **state) {
+SCENE(test_large) {
   fixture *f = make(3);
-  (void)state;
   f->w.config.chunk_bytes = BIG;
   START(f, large, 1);
   for (uint32_t i = 0; i < 3; i++) {
@@ -1313,7 +1328,7 @@ static void admit_early(fixture *f, group *g) {
 
 /* A member that is ahead of its turn with a full ring is not silent. One that could continue is, and so is one that has sent
  * nothing yet. */
-static void test_silence(fixture *f) {
+WITH_ALL(test_silence) {
   group *g = make_plain(f, 3, 1, 2, 0);
   tell_group(f, g, 1e9);
   admit_early(f, g);
@@ -1342,7 +1357,7 @@ static void test_silence(fixture *f) {
 }
 
 /* A server that waits gets a report of progress once a heartbeat, with the length when it is known. */
-static void test_signs_of_life(fixture *f) {
+WITH_ALL(test_signs_of_life) {
   group *g = plain_group(f, 2, 1);
   tell_release(f, g, 1);
   for (int i = 0; i < 4; i++) {
@@ -1362,7 +1377,7 @@ static void test_signs_of_life(fixture *f) {
 }
 
 /* Updates that cancel: the sum exists, and is short. */
-static void test_nothing_left(fixture *f) {
+WITH_ALL(test_nothing_left) {
   group *g = make_plain(f, 2, 1, 200, 1);
   tell_group(f, g, 1e9);
   tell_release(f, g, UINT64_MAX);
@@ -1376,7 +1391,7 @@ static void test_nothing_left(fixture *f) {
 }
 
 /* Until an update's length is known, the dense length is assumed: members with small updates are granted with the head. */
-static void test_expectations(fixture *f) {
+WITH_ALL_AND(test_expectations, 65536, 0) {
   group *g = plain_group(f, 4, 1);
   assert_int_equal(f->grants, 3); /* the head and two early ones */
   send_all(f, g, 0);
@@ -1384,7 +1399,7 @@ static void test_expectations(fixture *f) {
 }
 
 /* The memory of packets is not freed while a link borrows some of it: a group of many more packets waits for it. */
-static void test_room_while_lent(fixture *f) {
+WITH_ALL_AND(test_room_while_lent, 65536, 1) {
   group *g = plain_group(f, 1, 1);
   tell_release(f, g, UINT64_MAX);
   send_all(f, g, 0);
@@ -1409,7 +1424,7 @@ static void test_room_while_lent(fixture *f) {
 }
 
 /* A member whose update is complete, though it is not its turn yet, may be lost. */
-static void test_complete_and_lost(fixture *f) {
+WITH_ALL(test_complete_and_lost) {
   group *g = plain_group(f, 2, 1);
   admit_early(f, g);
   send_all(f, g, 1); /* everything fits into a ring */
@@ -1425,9 +1440,8 @@ static void test_complete_and_lost(fixture *f) {
 }
 
 /* A member's bytes change while the aggregator reads them: the sum has the bytes that were checked, or none. */
-static void test_changing(void **state) {
+SCENE(test_changing) {
   uint32_t taken = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= 40; seed++) {
     fixture *f = make(seed);
     START(f, plain, 1);
@@ -1460,9 +1474,8 @@ static void test_changing(void **state) {
   assert_true(taken > 0); /* all of them where copies are read forwards */
 }
 
-static void test_ghosts(void **state) {
+SCENE(test_ghosts) {
   fixture *f = make(1);
-  (void)state;
   f->ghost = 1;
   START(f, plain, 1);
   plain_group(f, 2, 1);
@@ -1505,7 +1518,7 @@ static void bad(fixture *f, group **g, uint32_t from, mlfab__hop_chunk chunk, co
   *g = begun_group(f, packed);
 }
 
-static void test_bad_chunks(fixture *f) {
+WITH_ALL(test_bad_chunks) {
 #define BAD(from, group, k, offset, total, server, ...) \
   bad(f, &g, from, (mlfab__hop_chunk){group, g->seq[k], offset, total, server}, __VA_ARGS__)
   group *g = begun_group(f, 0);
@@ -1541,7 +1554,7 @@ static void test_bad_chunks(fixture *f) {
   gave_up(f, 1, place);
 }
 
-static void test_bad_packets(fixture *f) {
+WITH_ALL(test_bad_packets) {
   static uint8_t out[4096] __attribute__((aligned(8)));
   float values[64] = {0};
   group *g = begun_group(f, 1);
@@ -1597,7 +1610,7 @@ static void tell(fixture *f, uint8_t type, uint32_t bytes, const char *text) {
   if (!text) assert_int_equal(f->w.drops, 0);
 }
 
-static void test_bad_manifests(fixture *f) {
+WITH_ALL(test_bad_manifests) {
   static const mlfab__segment wrong[] = {{1 << 20, 64}, {0, 1 << 20}, {2, 64}, {0, 63}};
   mlfab__group_member members[2] = {{1, 1.0, 0, 1}, {1, 1.0, 1, 1}};
   mlfab__segment segments[2] = {{0, 64}, {128, 64}};
@@ -1635,7 +1648,7 @@ static void test_bad_manifests(fixture *f) {
   }
 }
 
-static void test_bad_releases(fixture *f) {
+WITH_ALL(test_bad_releases) {
   SAY(&f->w, at_server(0), RELEASE, release, {99, 1}); /* for an unknown group: it has ended */
   SAY(&f->w, at_server(0), GROUP_END, group_end, {99});
   assert_int_equal(f->w.drops, 0);
@@ -1664,7 +1677,7 @@ static void bad_model(fixture *f, spread *s, uint64_t bytes, uint32_t flags, con
   gave_up(f, at_server(0), text);
 }
 
-static void test_bad_spreads(fixture *f) {
+WITH_ALL(test_bad_spreads) {
   mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 0};
   mlfab__spread_member member = {.request = 100, .worker = 0, .incarnation = 1, .attempt = 1};
   const char *text = "a SPREAD that does not parse, or comes twice", *more = "more or less bytes";
@@ -1775,73 +1788,11 @@ static int short_of_memory(int packed, uint64_t at, uint32_t *said_p) {
   return reached;
 }
 
-static void test_out_of_memory(void **state) {
-  (void)state;
+SCENE(test_out_of_memory) {
   for (int packed = 0; packed < 2; packed++) {
     uint32_t said = 0;
     uint64_t at = 1;
     while (short_of_memory(packed, at, &said)) at++;
     assert_true(at > 8 && said >= 6);
   }
-}
-
-/* A scene begins with all members and the model of one tensor. */
-typedef struct scene {
-  void (*run)(fixture *f);
-  uint32_t chunk_bytes, accumulators;
-} scene;
-
-static void run_scene(void **state) {
-  const scene *s = *state;
-  fixture *f = make(1);
-  f->w.config.chunk_bytes = s->chunk_bytes ? s->chunk_bytes : CHUNK;
-  f->w.config.accumulators = s->accumulators;
-  START(f, plain, 1);
-  s->run(f);
-  stop(f);
-}
-
-int main(void) {
-#define SCENE(name, ...)                                         \
-  {                                                              \
-#name, run_scene, NULL, NULL, &(scene) { name, __VA_ARGS__ } \
-  }
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sums),
-      cmocka_unit_test(test_sums_with_failures),
-      cmocka_unit_test(test_spreads),
-      SCENE(test_grant_order, 0, 0),
-      cmocka_unit_test(test_idle_link),
-      cmocka_unit_test(test_busy_link),
-      SCENE(test_absent_member, 0, 0),
-      SCENE(test_silent_member, 0, 0),
-      SCENE(test_pause, 0, 0),
-      SCENE(test_member_lost, 0, 0),
-      SCENE(test_other_incarnation, 0, 0),
-      SCENE(test_not_finite, 0, 0),
-      SCENE(test_release, 0, 0),
-      SCENE(test_reuse_while_lent, BIG, 0),
-      SCENE(test_no_room, 0, 0),
-      cmocka_unit_test(test_no_model),
-      SCENE(test_model_again, 0, 0),
-      SCENE(test_silent_recipient, 0, 0),
-      SCENE(test_idle_recipient, 0, 0),
-      SCENE(test_done_and_lost, 0, 0),
-      cmocka_unit_test(test_large),
-      SCENE(test_silence, 0, 0),
-      SCENE(test_signs_of_life, 0, 0),
-      SCENE(test_nothing_left, 0, 0),
-      SCENE(test_expectations, 65536, 0),
-      SCENE(test_room_while_lent, 65536, 1),
-      SCENE(test_complete_and_lost, 0, 0),
-      cmocka_unit_test(test_changing),
-      cmocka_unit_test(test_ghosts),
-      SCENE(test_bad_chunks, 0, 0),
-      SCENE(test_bad_packets, 0, 0),
-      SCENE(test_bad_manifests, 0, 0),
-      SCENE(test_bad_releases, 0, 0),
-      SCENE(test_bad_spreads, 0, 0),
-      cmocka_unit_test(test_out_of_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,8 +52,7 @@ static void hear_all(void) {
   } while (0)
 
 /* It is over when all have called, but for workers that are gone or have no more data. Who waits knows who is missing. */
-static void test_in_turn(void **state) {
-  (void)state;
+SCENE(test_in_turn) {
   serve(WORKERS);
   for (uint64_t round = 1; round <= 3; round++) {
     ASK(1, round);
@@ -79,8 +78,7 @@ static void test_in_turn(void **state) {
 }
 
 /* Several are open at a time: they end in the order of the calls, each when all have called as often. */
-static void test_several(void **state) {
-  (void)state;
+SCENE(test_several) {
   serve(WORKERS);
   for (uint64_t k = 1; k <= 4; k++)
     for (uint32_t w = 0; w < 2; w++) ASK(w, k);
@@ -93,8 +91,7 @@ static void test_several(void **state) {
 }
 
 /* On a new link the worker asks again, also if the answer was lost. A new process counts from the last barrier that is over. */
-static void test_asked_again(void **state) {
-  (void)state;
+SCENE(test_asked_again) {
   for (uint32_t victim = 0; victim < WORKERS; victim++) {
     serve(WORKERS);
     for (uint32_t w = 0; w < WORKERS; w++) {
@@ -130,8 +127,7 @@ static void test_asked_again(void **state) {
 }
 
 /* One that joins is a guest. Others that call wait until it counts, and then it is the same barrier for all. Others have called several barriers before it calls its first. It waits for none of them, and none of them ends its call. */
-static void test_joins_behind_several(void **state) {
-  (void)state;
+SCENE(test_joins_behind_several) {
   for (uint32_t way = 0; way < 3; way++) {
     serve(2);
     for (uint64_t k = 1; k <= 3; k++) ASK(0, k);
@@ -159,8 +155,7 @@ static void test_joins_behind_several(void **state) {
 }
 
 /* A newcomer that leads a collective of newcomers counts at once. It has no part in a barrier that others have called. */
-static void test_leads(void **state) {
-  (void)state;
+SCENE(test_leads) {
   serve(2);
   for (uint32_t w = 0; w < 2; w++) ASK(w, 1);
   ASK(0, 2);
@@ -176,7 +171,7 @@ static void test_leads(void **state) {
 }
 
 /* A wrong frame costs its sender the link, and changes nothing. */
-static void test_bad_frames(void **state) {
+SCENE(test_bad_frames) {
   static const struct {
     uint64_t number;
     uint32_t what, cut;
@@ -185,7 +180,6 @@ static void test_bad_frames(void **state) {
              {UINT64_MAX, 0, 0},
              {1, MLFAB__BARRIER_COLLECTS + 1, 0},
              {1, 0, 1}};
-  (void)state;
   serve(WORKERS);
   ASK(0, 1);
   for (uint32_t i = 0; i < MLFAB__COUNT(bad); i++) {
@@ -217,9 +211,8 @@ static void work(void) { work_as(0); }
 #define ASKS(number_) HEAR(&t, SERVER(0), BARRIER, barrier, m->number == (number_) && m->what == 0)
 
 /* Calls end in their order. On a new link the worker asks again, for the newest. */
-static void test_calls(void **state) {
+SCENE(test_calls) {
   mlfab_request calls[4];
-  (void)state;
   work();
   for (uint32_t k = 0; k < 4; k++) {
     calls[k] = CALL(&t, BARRIER, .options = NULL);
@@ -243,8 +236,7 @@ static void test_calls(void **state) {
 }
 
 /* A guest that meets others at a barrier says that it is here, as often as it is told. */
-static void test_guest_meets(void **state) {
-  (void)state;
+SCENE(test_guest_meets) {
   work_as(1);
   mlfab_request call = CALL(&t, BARRIER, .options = NULL);
   ASKS(1);
@@ -259,8 +251,7 @@ static void test_guest_meets(void **state) {
 }
 
 /* A call that is withdrawn and made again is for the same barrier. */
-static void test_withdrawn(void **state) {
-  (void)state;
+SCENE(test_withdrawn) {
   const mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 1000000};
   work();
   mlfab_request call = CALL(&t, BARRIER, .options = &soon);
@@ -281,9 +272,8 @@ static void test_withdrawn(void **state) {
   talk_close(&t);
 }
 
-static void test_dead(void **state) {
+SCENE(test_dead) {
   mlfab_request calls[2];
-  (void)state;
   work();
   for (uint32_t k = 0; k < 2; k++) calls[k] = CALL(&t, BARRIER, .options = NULL);
   talk_dies(&t, SERVER(0));
@@ -294,8 +284,7 @@ static void test_dead(void **state) {
   talk_close(&t);
 }
 
-static void test_bad_answer(void **state) {
-  (void)state;
+SCENE(test_bad_answer) {
   work();
   mlfab_request call = CALL(&t, BARRIER, .options = NULL);
   const mlfab__barrier m = {.number = 1};
@@ -303,16 +292,4 @@ static void test_bad_answer(void **state) {
   assert_int_equal(talk_peer_of(&t, SERVER(0))->closed, 1);
   PENDING(&t, call);
   talk_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_in_turn),     cmocka_unit_test(test_several),
-      cmocka_unit_test(test_asked_again), cmocka_unit_test(test_joins_behind_several),
-      cmocka_unit_test(test_leads),       cmocka_unit_test(test_bad_frames),
-      cmocka_unit_test(test_calls),       cmocka_unit_test(test_guest_meets),
-      cmocka_unit_test(test_withdrawn),   cmocka_unit_test(test_dead),
-      cmocka_unit_test(test_bad_answer),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -445,8 +445,7 @@ static void run_cached(void) {
   finish();
 }
 
-static void test_random(void **state) {
-  (void)state;
+SCENE(test_random) {
   uint64_t from = test_number("MLFAB_SEED", 1), runs = test_seed() ? 1 : test_cases(100);
   for (uint64_t i = 0; i < runs; i++) {
     seed(from + i);
@@ -455,8 +454,7 @@ static void test_random(void **state) {
 }
 
 /* Without tags, halves go directly into the buffers. */
-static void test_halves(void **state) {
-  (void)state;
+SCENE(test_halves) {
   for (uint32_t i = 0; i < 50; i++) {
     mlfab_model_options options = {.pull_half = 1 + i % 2};
     static const uint8_t untouched[FLAT_MAX];
@@ -487,8 +485,7 @@ static void serve_new(uint32_t mask, uint32_t bare, uint32_t flags, int checks) 
   if (checks) check_pull(&p);
 }
 
-static void test_what_is_asked(void **state) {
-  (void)state;
+SCENE(test_what_is_asked) {
   mlfab_model_options options = {.tags = 4};
   seed(3);
   begin(2, &options);
@@ -525,8 +522,7 @@ static void test_what_is_asked(void **state) {
 
 /* A buffer keeps what it holds of a slice that has not changed, even when another slice has changed and this one was
  * requested. */
-static void test_kept(void **state) {
-  (void)state;
+SCENE(test_kept) {
   /* Packets: unchanged elements are not sent. */
   mlfab_model_options options = {.tags = 1, .pull_half = 1};
   seed(3);
@@ -552,8 +548,7 @@ static void asks(uint32_t n, uint64_t request) {
 }
 
 /* One pull is sent at a time; the next one is sent when it ends, however it ends. */
-static void test_turns(void **state) {
-  (void)state;
+SCENE(test_turns) {
   mlfab_model_options options = {.tags = 1};
   seed(3);
   begin(1, &options);
@@ -584,8 +579,7 @@ static void test_turns(void **state) {
 }
 
 /* Another copy of a server may lack commits of the former one, so the cache of its slices is void. */
-static void test_another_copy(void **state) {
-  (void)state;
+SCENE(test_another_copy) {
   static const uint32_t terms[] = {1, 1, 2, 2, 3}, epochs[] = {0, 1, 0, 1, 0};
   const mlfab_model_options options = {.tags = 1};
   seed(3);
@@ -605,8 +599,7 @@ static void test_another_copy(void **state) {
   finish();
 }
 
-static void test_options_are_checked(void **state) {
-  (void)state;
+SCENE(test_options_are_checked) {
   const double infinite = 1e308 * 10.0;
   const struct {
     mlfab_model_options options;
@@ -640,8 +633,7 @@ static void test_options_are_checked(void **state) {
   finish();
 }
 
-static void test_pulls_are_checked(void **state) {
-  (void)state;
+SCENE(test_pulls_are_checked) {
   const void *data;
   uint64_t count;
   prepare(1);
@@ -675,8 +667,7 @@ static void refused(uint32_t server) {
 }
 
 /* Frames that do not fit are refused, and the slice counts as absent from the cache. */
-static void test_frames_that_do_not_fit(void **state) {
-  (void)state;
+SCENE(test_frames_that_do_not_fit) {
   for (uint32_t i = 0; i < 9; i++) {
     static uint8_t bulk[65536];
     begin(2, &(mlfab_model_options){.tags = 1});
@@ -722,9 +713,8 @@ static void test_frames_that_do_not_fit(void **state) {
 }
 
 /* A packet whose indices change while its values are read: the model holds the checked values, or is unchanged. */
-static void test_changing(void **state) {
+SCENE(test_changing) {
   static uint8_t bulk[16384], sent[FLAT_MAX];
-  (void)state;
   for (uint32_t i = 0; i < 24; i++) {
     begin(2, &(mlfab_model_options){.tags = 1});
     pulling p = pull(1u << 1, 0, 0);
@@ -774,8 +764,7 @@ static void test_changing(void **state) {
 }
 
 /* Memory ends at any allocation of a worker that begins its model with a cache: the call fails, or its request. */
-static void test_without_memory(void **state) {
-  (void)state;
+SCENE(test_without_memory) {
   int failed_late = 0;
   for (uint64_t n = 0, done = 0; !done; n++) {
     mlfab_request request = 0;
@@ -805,21 +794,4 @@ static void test_without_memory(void **state) {
     talk_close(&t);
   }
   assert_true(failed_late);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_what_is_asked),
-      cmocka_unit_test(test_kept),
-      cmocka_unit_test(test_turns),
-      cmocka_unit_test(test_another_copy),
-      cmocka_unit_test(test_options_are_checked),
-      cmocka_unit_test(test_pulls_are_checked),
-      cmocka_unit_test(test_frames_that_do_not_fit),
-      cmocka_unit_test(test_changing),
-      cmocka_unit_test(test_without_memory),
-      cmocka_unit_test(test_halves),
-      cmocka_unit_test(test_random),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -580,9 +580,8 @@ static void cancel(uint32_t i) {
 
 /* --- without failures --- */
 
-static void test_calls(void **state) {
+SCENE(test_calls) {
   uint64_t rounds = test_cases_from(16, 16), finished = 0;
-  (void)state;
   for (uint64_t round = 0; round < rounds; round++) {
     begin_world(1 + (uint32_t)round % WORKERS, seed_of(1000 + round));
     if (round % 10 == 0) w.most = 30000;
@@ -623,9 +622,8 @@ static void spoil(void) {
 
 /* All who live through it see every failure once: the same numbers of the same program follow, and nothing differs in
  * shape. */
-static void test_failures(void **state) {
+SCENE(test_failures) {
   uint64_t rounds = test_cases_from(10, 20), finished = 0, failed = 0;
-  (void)state;
   for (uint64_t round = 0; round < rounds; round++) {
     begin_world(3 + (uint32_t)round % 8, seed_of(50000 + round));
     w.plain = 1;
@@ -661,9 +659,8 @@ static void test_failures(void **state) {
 }
 
 /* The links to server 0 break all the time, also between a failure, its verdict and the next epoch. */
-static void test_server_links(void **state) {
+SCENE(test_server_links) {
   uint64_t rounds = test_cases_from(10, 20);
-  (void)state;
   for (uint64_t round = 0; round < rounds; round++) {
     open_world(2 + (uint32_t)round % 4, seed_of(90000 + round));
     w.plain = 1; /* a worker whose links break too often is taken for dead */
@@ -710,8 +707,7 @@ static void expect_all(uint64_t generation, int32_t code, int32_t rank, const ch
 }
 
 /* A worker that differs is named on all ranks, with both calls in words, and within a beat. */
-static void test_shapes(void **state) {
-  (void)state;
+SCENE(test_shapes) {
   for (uint32_t odd = 0; odd < 4; odd++) {
     open_world(4, seed_of(6 + odd));
     shape other = plain_sum;
@@ -734,8 +730,7 @@ static void test_shapes(void **state) {
 
 /* A deadline names the worker that has not called, before there is an epoch and in it. That worker sees it with its next
  * call. */
-static void test_deadlines(void **state) {
-  (void)state;
+SCENE(test_deadlines) {
   for (uint64_t seed = 0; seed < test_cases(20); seed++) {
     open_world(5, seed_of(100 + seed));
     if (seed % 2) all_call(&plain_sum);
@@ -762,8 +757,7 @@ static void test_deadlines(void **state) {
 
 /* A call that begins while a failure is still to be told belongs to the next epoch; also if it fails before that
  * stands. */
-static void test_failure_after_failure(void **state) {
-  (void)state;
+SCENE(test_failure_after_failure) {
   for (uint64_t seed = 0; seed < test_cases(40); seed++) {
     open_world(3, seed_of(200 + seed));
     all_call(&plain_sum);
@@ -782,13 +776,12 @@ static void test_failure_after_failure(void **state) {
   }
 }
 
-static void test_not_finite(void **state) {
+SCENE(test_not_finite) {
   double bad[4] = {1, 2, 1e308 * 10, 4};
   const mlfab_vec vec = {bad, 4};
   const mlfab_collective options = {.size = sizeof options, .refuse_nan = 1};
   mlfab_request request = 0;
   mlfab_error error;
-  (void)state;
   open_world(3, seed_of(9));
   for (uint64_t round = 1; round <= 2; round++) { /* before any epoch, and in one */
     for (uint32_t i = 0; i < 2; i++) assert_int_equal(begin(i, &plain_sum, 0), 0);
@@ -809,8 +802,7 @@ static void test_not_finite(void **state) {
 }
 
 /* A worker that leaves in good order ends nothing that it has called. */
-static void test_leaving(void **state) {
-  (void)state;
+SCENE(test_leaving) {
   for (uint64_t seed = 0; seed < test_cases(30); seed++) {
     begin_world(4, seed_of(300 + seed));
     crowd.config.chunk_bytes = 65536; /* a worker that leaves waits for a beat */
@@ -846,8 +838,7 @@ static void test_leaving(void **state) {
 }
 
 /* A death while nothing is called is seen with the next call, once. */
-static void test_owed(void **state) {
-  (void)state;
+SCENE(test_owed) {
   open_world(4, seed_of(11));
   all_call(&plain_sum);
   kill_worker(3);
@@ -872,8 +863,7 @@ static void test_owed(void **state) {
 }
 
 /* A worker that lives, and that the others cannot reach, is named after some beats. */
-static void test_unreachable(void **state) {
-  (void)state;
+SCENE(test_unreachable) {
   open_world(4, seed_of(15));
   crowd.hidden = 3;
   begin_all(&plain_sum, 0);
@@ -892,7 +882,7 @@ static void test_unreachable(void **state) {
 }
 
 /* Each is refused before anything is sent. Zeros stand for an allreduce of F64, over two buffers that lie apart. */
-static void test_arguments(void **state) {
+SCENE(test_arguments) {
   enum { BROADCAST = MLFAB_CALL_BROADCAST };
   static double data[8];
   static mlfab_vec many[4097];
@@ -922,7 +912,6 @@ static void test_arguments(void **state) {
       {"element_bytes is 0", MLFAB_ERR_ARGUMENT, .reduces = 1},
       {"root 2 is not one of 2 workers", MLFAB_ERR_RANK_RANGE, .kind = BROADCAST, .root = 2},
   };
-  (void)state;
   begin_world(2, seed_of(5));
   crowd.config.model_max_bytes = 1 << 30;
   crowd_open();
@@ -964,10 +953,9 @@ static void test_arguments(void **state) {
 /* --- how much --- */
 
 /* A root that nobody holds up waits for those who only receive. */
-static void test_ahead(void **state) {
+SCENE(test_ahead) {
   const shape cast = {.kind = MLFAB_CALL_BROADCAST, .width = 1, .count = 100, .root = 1};
   const worker *root = &w.workers[1];
-  (void)state;
   open_world(4, seed_of(12));
   all_call(&plain_sum);
   for (uint64_t end = crowd.now + 20 * CROWD_BEAT; crowd.now < end; crowd_step())
@@ -985,13 +973,12 @@ static void test_ahead(void **state) {
 }
 
 /* Eager bytes are given back to their sender: many times its credit passes. */
-static void test_credit(void **state) {
+SCENE(test_credit) {
   shape sum = {.kind = MLFAB_CALL_ALLREDUCE,
                .algorithm = MLFAB_ALGORITHM_DOUBLING,
                .dtype = MLFAB_I64,
                .width = 8,
                .count = EAGER / 8};
-  (void)state;
   begin_world(4, seed_of(14));
   crowd.config.chunk_bytes = 65536;
   crowd_open();
@@ -1004,9 +991,8 @@ static void test_credit(void **state) {
 }
 
 /* Small messages are acknowledged by sixteen, and before a quarter of a beat is over. */
-static void test_acknowledges_seldom(void **state) {
+SCENE(test_acknowledges_seldom) {
   const shape cast = {.kind = MLFAB_CALL_BROADCAST, .width = 1, .count = 100, .root = 1};
-  (void)state;
   begin_world(2, seed_of(18));
   crowd.config.chunk_bytes = 65536;
   crowd_open();
@@ -1028,9 +1014,8 @@ static void test_acknowledges_seldom(void **state) {
 
 /* Trees of large arrays, several at a time. Few bytes wait until they can be added, whoever is slow, and all of them
  * pass. */
-static void test_windows(void **state) {
+SCENE(test_windows) {
   shape sum = large_sum;
-  (void)state;
   for (uint64_t round = 0, rounds = test_cases_from(2, 4); round < rounds; round++) {
     uint64_t before[WORKERS], most = 0;
     begin_world(3 + (uint32_t)round % 4, seed_of(1400 + round));
@@ -1061,10 +1046,9 @@ static void test_windows(void **state) {
 }
 
 /* Calls that repeat allocate nothing. */
-static void test_steady(void **state) {
+SCENE(test_steady) {
   shape large = large_sum;
   uint64_t before = 0, after = 0;
-  (void)state;
   begin_world(5, seed_of(13));
   crowd.config.chunk_bytes = 4096;
   crowd_open();
@@ -1083,9 +1067,8 @@ static void test_steady(void **state) {
 }
 
 /* Whatever allocation fails: the call, or all calls, with MEMORY; nothing hangs or leaks. */
-static void test_memory(void **state) {
+SCENE(test_memory) {
   uint64_t failed = 0;
-  (void)state;
   for (uint64_t round = 0, rounds = test_cases_from(5, 20); round < rounds; round++) {
     begin_world(4, seed_of(70000 + round));
     crowd.config.timeout_ns = 40 * CROWD_BEAT;
@@ -1108,8 +1091,7 @@ static void test_memory(void **state) {
 }
 
 /* A list of members for which there is no memory is asked for again: nobody waits for that worker in vain. */
-static void test_list_lost(void **state) {
-  (void)state;
+SCENE(test_list_lost) {
   open_world(3, seed_of(74000));
   w.lost_type = MLFAB__MEMBERSHIP_LIST;
   begin_all(&plain_sum, 20 * CROWD_BEAT);
@@ -1136,14 +1118,13 @@ static int hear_longest(uint32_t from, uint32_t to, mlfab__header *header, uint8
 /* Allreduces within a host, where all choose by the same constants. docs/decisions.md has the times by which these were
  * set. A worker sends everything in one message (DOUBLING), a half and parts of it (HALVING), or equal parts (RING): the
  * longest message tells. */
-static void test_choices_inside(void **state) {
+SCENE(test_choices_inside) {
   static const struct {
     uint32_t members, bytes, part;
   } rows[] = {
       {2, 4 << 10, 1}, {2, 32 << 10, 1}, {2, 256 << 10, 2}, {4, 32 << 10, 1}, {4, 64 << 10, 2},
       {4, 1 << 20, 4}, {8, 64 << 10, 2}, {8, 256 << 10, 2}, {8, 4 << 20, 8},
   };
-  (void)state;
   for (uint32_t i = 0; i < MLFAB__COUNT(rows); i++) {
     shape sum = plain_sum;
     begin_world(rows[i].members, seed_of(i));
@@ -1217,13 +1198,12 @@ static int hear_bent(uint32_t from, uint32_t to, mlfab__header *header, uint8_t 
 }
 
 /* The receiver gives the link up, and says why. The frame is sent again: the call ends well. */
-static void test_bent_frames(void **state) {
+SCENE(test_bent_frames) {
   const shape sum = {.kind = MLFAB_CALL_ALLREDUCE,
                      .algorithm = MLFAB_ALGORITHM_DOUBLING,
                      .dtype = MLFAB_I64,
                      .width = 8,
                      .count = 1000};
-  (void)state;
   for (uint32_t k = 0; k < MLFAB__COUNT(bents); k++) {
     begin_world(2, seed_of(600 + k));
     crowd.config.chunk_bytes = 4096;
@@ -1246,20 +1226,4 @@ static void test_bent_frames(void **state) {
     assert_int_equal(refused, 1);
     close_world();
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_calls),          cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_server_links),   cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_deadlines),      cmocka_unit_test(test_failure_after_failure),
-      cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_owed),           cmocka_unit_test(test_unreachable),
-      cmocka_unit_test(test_arguments),      cmocka_unit_test(test_ahead),
-      cmocka_unit_test(test_credit),         cmocka_unit_test(test_acknowledges_seldom),
-      cmocka_unit_test(test_windows),        cmocka_unit_test(test_steady),
-      cmocka_unit_test(test_memory),         cmocka_unit_test(test_list_lost),
-      cmocka_unit_test(test_choices_inside), cmocka_unit_test(test_bent_frames),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

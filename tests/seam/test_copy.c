@@ -53,6 +53,7 @@ static double weights[COUNT];
 #define T (&me->t)
 #define OTHER (1 - me->self)
 
+BEFORE_MAIN prng_begins(void) { mlfab__rng_seed(&prng, 1); }
 static uint32_t below(uint32_t n) { return (uint32_t)mlfab__rng_below(&prng, n); }
 
 static void say_vote(uint32_t v, mlfab__vote_message m) {
@@ -203,8 +204,7 @@ static void serve_simply(void) {
 }
 
 /* Without a model there is only an end. While a model does not stand yet, nothing is sent. */
-static void test_no_model(void **state) {
-  (void)state;
+SCENE(test_no_model) {
   chosen = simple();
   open_copy(SERVES, 1024);
   for (uint32_t w = 0; w < WORKERS; w++) define(w, w == 0);
@@ -222,10 +222,9 @@ static void test_no_model(void **state) {
 }
 
 /* END leaves when the transport has given back everything that was lent: until then it may have been spoilt. */
-static void test_end_waits(void **state) {
+SCENE(test_end_waits) {
   mlfab__moment_frame head;
   uint32_t type = 0, most = 0;
-  (void)state;
   serve_simply();
   me->t.hold_sent = 1;
   SAY(T, FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = 0);
@@ -243,9 +242,8 @@ static void test_end_waits(void **state) {
 
 /* There is no memory to keep a state that an update changes while it is sent: that moment is not whole, and the next one
  * begins. */
-static void test_lost(void **state) {
+SCENE(test_lost) {
   uint32_t anew = 0;
-  (void)state;
   for (uint32_t k = 1; k < 24; k++) {
     mlfab__moment_frame head;
     serve_simply();
@@ -325,8 +323,7 @@ static void stand_by(void) {
 
 /* A copy that asks to serve takes nothing. If it does not get to serve, the rest of that moment is no error and counts for
  * nothing. Then it takes moments again. */
-static void test_asks(void **state) {
-  (void)state;
+SCENE(test_asks) {
   stand_by();
   feed(&second, 0, 2);
   fall_silent();
@@ -378,8 +375,7 @@ static void same_state(const stream *a, const stream *b) {
 }
 
 /* This copy knows who serves. It ignores all frames of another copy, and a whole state, too. */
-static void test_stale(void **state) {
-  (void)state;
+SCENE(test_stale) {
   stand_by();
   take_over();
   feed(&second, 0, second.n);
@@ -401,9 +397,8 @@ static void turned_away(const char *why) {
 }
 
 /* A copy that does not serve tells workers which process it misses, or that its own disk fails. */
-static void test_why(void **state) {
+SCENE(test_why) {
   const mlfab__vote_record both = {2, SERVES, 1u << SERVES | 1u << STANDS_BY};
-  (void)state;
   vote_dir = "talk";
   stand_by();
   vote_dir = "";
@@ -429,8 +424,7 @@ static void test_why(void **state) {
 }
 
 /* By its last moment a copy that takes over knows who is away: it awaits the others, and declares only them dead. */
-static void test_away(void **state) {
-  (void)state;
+SCENE(test_away) {
   for (uint32_t away = 0; away < 1u << WORKERS; away++) {
     serve_simply();
     if (away & 1) SAY(T, WORKER(0), BYE, bye, .code = 0);
@@ -450,8 +444,7 @@ static void test_away(void **state) {
 }
 
 /* A copy that stands by ends when the copy that serves says goodbye. No other goodbye ends a copy. */
-static void test_goodbyes(void **state) {
-  (void)state;
+SCENE(test_goodbyes) {
   for (uint32_t i = 0; i < 6; i++) {
     uint32_t serves = i % 3; /* 0: no; 1: yes; 2: it has taken over */
     if (serves == 1)
@@ -609,16 +602,14 @@ static void run(uint64_t seed) {
   }
 }
 
-static void test_any(void **state) {
-  (void)state;
+SCENE(test_any) {
   for (uint64_t seed = 0; seed < test_cases(300); seed++) run(seed);
   if (test_scale() >= 1.0) assert_true(spoilt > 1000 && cuts > 1000 && deltas > 1000);
 }
 
 /* The k-th allocation fails, for every k: nothing has changed. A stream then succeeds. */
-static void test_memory(void **state) {
+SCENE(test_memory) {
   uint32_t fails = 0;
-  (void)state;
   serve_simply();
   assert_int_equal(send_moment(0), 1);
   first = moment;
@@ -640,14 +631,13 @@ static void test_memory(void **state) {
 }
 
 /* The state of another model, or of another server, is refused, and the log says why. */
-static void test_others(void **state) {
+SCENE(test_others) {
   static const char *const words[] = {"tensor number 0",
                                       "options of its model",
                                       "options of its model",
                                       "is missing",
                                       "epoch 0 of the layout; epoch 1 is here",
                                       "of server 0 of 2"};
-  (void)state;
   for (uint32_t kind = 0; kind < 6; kind++) {
     setting s = simple();
     stand_by();
@@ -676,17 +666,4 @@ static void test_others(void **state) {
     assert_int_equal(me->got, 2);
     talk_close(T);
   }
-}
-
-int main(void) {
-  mlfab__rng_seed(&prng, 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_no_model), cmocka_unit_test(test_end_waits),
-      cmocka_unit_test(test_lost),     cmocka_unit_test(test_asks),
-      cmocka_unit_test(test_stale),    cmocka_unit_test(test_why),
-      cmocka_unit_test(test_away),     cmocka_unit_test(test_goodbyes),
-      cmocka_unit_test(test_any),      cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_others),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

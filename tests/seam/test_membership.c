@@ -192,9 +192,8 @@ static void expect_order(uint32_t n, int by_rate) {
   }
 }
 
-static void test_order(void **state) {
+SCENE(test_order) {
   uint32_t n = (uint32_t)test_cases(200);
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   for (uint32_t round = 0; round < n; round++) {
     uint32_t workers = 1 + round % WORKERS, by_rate = round / WORKERS % 2;
@@ -216,8 +215,7 @@ static void test_order(void **state) {
 /* --- who is missing --- */
 
 /* While an epoch forms, those who wait know who is missing. */
-static void test_missing(void **state) {
-  (void)state;
+SCENE(test_missing) {
   open_all(4);
   call(3);
   call(0);
@@ -268,8 +266,7 @@ static void ask(uint32_t n) {
   for (uint32_t i = 0; i < n; i++) assert_int_equal(w[i].questions, 1);
 }
 
-static void test_stuck(void **state) {
-  (void)state;
+SCENE(test_stuck) {
   ask(4);
   answers("50-0");
   assert_int_equal(w[0].missing, UNTOLD);
@@ -316,8 +313,7 @@ static void say_finish(uint32_t i, uint8_t type, int32_t rank) {
 
 /* While a worker finishes, the others wait for the workers that have not answered FREEZE. A worker that answered is not missing,
  * and the worker that finishes is not. */
-static void test_stuck_while_one_finishes(void **state) {
-  (void)state;
+SCENE(test_stuck_while_one_finishes) {
   for (int late = 1; late >= 0; late--) {
     all_in(4);
     say_finish(3, MLFAB__MEMBERSHIP_FINISH, 3);
@@ -335,8 +331,7 @@ static void test_stuck_while_one_finishes(void **state) {
 }
 
 /* Many that are stuck: at most four questions a beat, the lowest number first. */
-static void test_asking_rate(void **state) {
-  (void)state;
+SCENE(test_asking_rate) {
   all_in(6);
   mlfab__rng_seed(&prng, 1);
   for (int k = 0; k < 400; k++) {
@@ -383,8 +378,7 @@ static void fail_with(uint32_t i, int32_t code, int32_t rank, const char *words)
   fail_epoch(i, 1, code, rank, words);
 }
 
-static void test_verdicts(void **state) {
-  (void)state;
+SCENE(test_verdicts) {
   all_in(4);
   die(2);
   expect_verdict(2, 1, MLFAB_ERR_PEER_DEAD, 2,
@@ -459,8 +453,7 @@ static void freeze(uint32_t n, uint32_t open) {
 }
 
 /* The others would never make its first call: it may take part all the same, and they hear it. */
-static void test_called_in_vain(void **state) {
-  (void)state;
+SCENE(test_called_in_vain) {
   one_returns(9);
   freeze(2, 0);
   assert_int_equal(w[0].settle.seek[0], 9);
@@ -485,8 +478,7 @@ static void test_called_in_vain(void **state) {
 }
 
 /* Nobody but their members can close objects: they hear at once that it is back, and all begin anew. */
-static void test_objects_of_the_dead(void **state) {
-  (void)state;
+SCENE(test_objects_of_the_dead) {
   one_returns(CALLED);
   freeze(2, 1);
   pass(BEAT);
@@ -496,8 +488,7 @@ static void test_objects_of_the_dead(void **state) {
 }
 
 /* It is to be in the next epoch, which a death refuses: nobody waits for its next call. */
-static void test_refused_beside_a_death(void **state) {
-  (void)state;
+SCENE(test_refused_beside_a_death) {
   one_returns(9);
   freeze(2, 0);
   w[1].calls = 0;
@@ -512,8 +503,7 @@ static void test_refused_beside_a_death(void **state) {
 
 /* The epoch that has it ends before it begins: nobody waits for its next call. If its call has ended, too, it is not in the
  * next one. */
-static void test_ends_before_it_begins(void **state) {
-  (void)state;
+SCENE(test_ends_before_it_begins) {
   one_returns(CALLED);
   w[1].mute = 1;
   meet(2, 3);
@@ -526,8 +516,7 @@ static void test_ends_before_it_begins(void **state) {
 }
 
 /* A member says that it has ended its calls, while server 0 tells it that its epoch is over: this is no call of the next one. */
-static void test_moved_too_late(void **state) {
-  (void)state;
+SCENE(test_moved_too_late) {
   one_returns(CALLED);
   freeze(2, 0);
   w[1].calls = 0;
@@ -542,9 +531,8 @@ static void test_moved_too_late(void **state) {
 }
 
 /* Calls that differ: the most frequent one is right, or that of the lowest rank. The first other worker is named. */
-static void test_differ(void **state) {
+SCENE(test_differ) {
   uint32_t n = 2 + (uint32_t)test_cases_from(10, 500);
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (uint32_t round = 0; round < n; round++) {
     static const uint64_t first[][4] = {{9, 5, 5, 5}, {5, 9, 9, 5}};
@@ -576,8 +564,7 @@ static void test_differ(void **state) {
 /* --- leaving --- */
 
 /* It ends nothing; whoever greets anew hears of it; the next epoch is without it. */
-static void test_leaving(void **state) {
-  (void)state;
+SCENE(test_leaving) {
   all_in(4);
   talk_break(&t, WORKER(1));
   leave(3, 2);
@@ -618,8 +605,7 @@ static void test_leaving(void **state) {
 }
 
 /* Lost while no epoch stands: the others are told when one would begin, once, and then go on. */
-static void test_lost_before(void **state) {
-  (void)state;
+SCENE(test_lost_before) {
   for (int left = 0; left < 3; left++) {
     open_all(3);
     if (left) leave(2, 0);
@@ -696,8 +682,7 @@ static void ready_again(uint32_t i) {
 }
 
 /* A worker that asks on a new link hears the list, or all that was said in the epoch that stands. */
-static void test_said_again(void **state) {
-  (void)state;
+SCENE(test_said_again) {
   open_all(4);
   w[1].mute = 1;
   call_all(4);
@@ -748,8 +733,7 @@ static void test_said_again(void **state) {
 }
 
 /* A worker finishes outside of an epoch, or before it hears the list: nothing fails, and the others go on without it. */
-static void test_finishing_outside(void **state) {
-  (void)state;
+SCENE(test_finishing_outside) {
   for (uint32_t listed = 0; listed < 2; listed++) {
     open_all(3);
     w[0].mute = w[2].mute = (int)listed;
@@ -763,8 +747,7 @@ static void test_finishing_outside(void **state) {
 }
 
 /* A joiner waits while a member has an object open, and is told whose. */
-static void test_objects_are_kept(void **state) {
-  (void)state;
+SCENE(test_objects_are_kept) {
   open_with(2, 3, 0);
   call_all(2);
   come(2);
@@ -791,8 +774,7 @@ static void test_objects_are_kept(void **state) {
 /* --- limits --- */
 
 /* More than an epoch can have: over as it begins. */
-static void test_too_many(void **state) {
-  (void)state;
+SCENE(test_too_many) {
   open_all(ALL);
   for (uint32_t i = 0; i < ALL; i++) {
     assert_int_equal(w[0].over, 0);
@@ -807,9 +789,8 @@ static void test_too_many(void **state) {
 }
 
 /* A full epoch goes on when one more worker joins, who learns why it may not: until a member leaves. */
-static void test_one_too_many_joins(void **state) {
+SCENE(test_one_too_many_joins) {
   const uint32_t joiner = ALL - 1;
-  (void)state;
   open_with(joiner, ALL, 0);
   call_all(joiner);
   assert_int_equal(w[5].in, 1);
@@ -833,12 +814,11 @@ static void test_one_too_many_joins(void **state) {
 }
 
 /* Frames that do not parse: the link is given up, nothing else happens. */
-static void test_hostile(void **state) {
+SCENE(test_hostile) {
   static const uint8_t types[] = {MLFAB__MEMBERSHIP,      MLFAB__MEMBERSHIP_READY,
                                   MLFAB__MEMBERSHIP_FAIL, MLFAB__MEMBERSHIP_STUCK,
                                   MLFAB__MEMBERSHIP_TELL, MLFAB__MEMBERSHIP_LEAVE};
   uint64_t n = (uint64_t)test_cases_from(10, 2000);
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   all_in(3);
   for (uint64_t k = 0; k < n; k++) {
@@ -855,30 +835,4 @@ static void test_hostile(void **state) {
   settle();
   expect_verdict(3, 1, MLFAB_ERR_TIMEOUT, 1, "a deadline passed");
   talk_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_order),
-      cmocka_unit_test(test_missing),
-      cmocka_unit_test(test_stuck),
-      cmocka_unit_test(test_stuck_while_one_finishes),
-      cmocka_unit_test(test_asking_rate),
-      cmocka_unit_test(test_verdicts),
-      cmocka_unit_test(test_called_in_vain),
-      cmocka_unit_test(test_objects_of_the_dead),
-      cmocka_unit_test(test_refused_beside_a_death),
-      cmocka_unit_test(test_ends_before_it_begins),
-      cmocka_unit_test(test_moved_too_late),
-      cmocka_unit_test(test_differ),
-      cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_lost_before),
-      cmocka_unit_test(test_said_again),
-      cmocka_unit_test(test_finishing_outside),
-      cmocka_unit_test(test_objects_are_kept),
-      cmocka_unit_test(test_hostile),
-      cmocka_unit_test(test_too_many),
-      cmocka_unit_test(test_one_too_many_joins),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

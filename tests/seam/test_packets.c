@@ -15,7 +15,7 @@ enum { W = 3, READER = W - 1, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 22, MODEL =
 enum { CHUNK = 65536, EAGER = 65536, ARRIVALS = 1024 };
 #define READS (UINT64_C(1) << 40) /* requests of the reader have this bit */
 
-static uint64_t base_seed;
+static uint64_t base_seed(void) { return test_number("MLFAB_SEED", 1); }
 
 /* An update in flight to one server. */
 typedef struct sending {
@@ -439,13 +439,12 @@ static void random_setting(mlfab__rng *prng, setting *s) {
 }
 
 /* Two servers get the same updates, one as packets and one dense. */
-static void test_updates(void **state) {
+SCENE(test_updates) {
   static change u;
-  (void)state;
   for (uint32_t round = 0; round < test_cases(200); round++) {
     mlfab__rng prng, at_a, at_b;
     setting s;
-    mlfab__rng_seed(&prng, base_seed + round);
+    mlfab__rng_seed(&prng, base_seed() + round);
     mlfab__rng_seed(&at_a, round);
     mlfab__rng_seed(&at_b, round + 1);
     random_setting(&prng, &s);
@@ -474,14 +473,13 @@ static void test_updates(void **state) {
 
 /* Links break at any time: the model is the sum of all updates, each once. The values are such that no
  * order of additions rounds. */
-static void test_broken_links(void **state) {
+SCENE(test_broken_links) {
   static change u;
   static uint8_t sum[MODEL];
-  (void)state;
   for (uint32_t round = 0; round < test_cases(150); round++) {
     mlfab__rng prng;
     setting s;
-    mlfab__rng_seed(&prng, base_seed + 5000 + round);
+    mlfab__rng_seed(&prng, base_seed() + 5000 + round);
     random_setting(&prng, &s);
     s.define.options.optimizer = MLFAB_OPTIMIZER_SGD;
     s.define.options.consistency.kind = MLFAB_SYNC_ASYNC;
@@ -616,14 +614,13 @@ static void keep_even(void *user, const mlfab_filter_info *info, const void *val
 
 /* Pushes and pulls of all kinds in all orders: every slice that a cache receives equals the server's slice
  * when it was pinned, whatever was left out; and when nothing has changed, nothing is sent. */
-static void test_caches(void **state) {
+SCENE(test_caches) {
   static change u;
   static cache caches[READER];
-  (void)state;
   for (uint32_t round = 0; round < test_cases(100); round++) {
     mlfab__rng prng;
     setting s;
-    mlfab__rng_seed(&prng, base_seed + 7000 + round);
+    mlfab__rng_seed(&prng, base_seed() + 7000 + round);
     random_setting(&prng, &s);
     int whole = 0;
     for (uint32_t i = 0; i < s.define.tensors; i++) whole |= s.tensors[i].dtype == MLFAB_I64;
@@ -719,12 +716,11 @@ static void pull_after(node *n, cache *caches, mlfab__rng *prng, uint32_t every,
 }
 
 /* With a tag an element: packets are for few changes, and for a link that leaves the host also for many blocks with few. */
-static void test_sends_in_full(void **state) {
+SCENE(test_sends_in_full) {
   mlfab__rng prng;
   setting s;
   static cache caches[2];
   uint64_t bulk[2], all = 4 * 32768;
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   random_setting(&prng, &s);
   memset(&s.define.options.consistency, 0, sizeof s.define.options.consistency);
@@ -776,16 +772,15 @@ static void filter_literal(const mlfab__tensor *t, double tau, int even_only, ui
   if (small || (even_only && k % 2)) memcpy(after, before, width);
 }
 
-static void test_filter(void **state) {
+SCENE(test_filter) {
   static change u;
   static uint8_t before[MODEL], after[MODEL], s0[MODEL];
-  (void)state;
   for (uint32_t round = 0; round < test_cases(100); round++) {
     mlfab__rng prng;
     setting s;
     mlfab__optimizer rule;
     mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
-    mlfab__rng_seed(&prng, base_seed + 3000 + round);
+    mlfab__rng_seed(&prng, base_seed() + 3000 + round);
     random_setting(&prng, &s);
     s.on_update = NULL;
     s.define.options.optimizer =
@@ -900,10 +895,9 @@ static const char *say_packets(node *n, const two_packets *two) {
   return n->s.said;
 }
 
-static void test_refused_packets(void **state) {
+SCENE(test_refused_packets) {
   setting s;
   static uint8_t before[MODEL];
-  (void)state;
   fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
   node *n = node_open(&s);
   const uint64_t slice = n->layout.slices[0].bytes, tensor = 16000;
@@ -930,14 +924,13 @@ static void test_refused_packets(void **state) {
 }
 
 /* An update with a NaN changes nothing, in whatever form it arrives; the next one is applied. */
-static void test_not_finite(void **state) {
+SCENE(test_not_finite) {
   static change u;
   static uint8_t before[MODEL];
-  (void)state;
   for (uint32_t round = 0; round < 60; round++) {
     mlfab__rng prng;
     setting s;
-    mlfab__rng_seed(&prng, base_seed + round);
+    mlfab__rng_seed(&prng, base_seed() + round);
     fixed_setting(&s, round % 3 == 0 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
     if (round % 2) s.eager_bytes = 4096;
     node *n = node_open(&s);
@@ -1003,15 +996,14 @@ static void send_at_once(node *n, sending *s) {
 
 /* The bytes change while the server reads them: the server applies the bytes that it has checked, or
  * nothing. For packets and dense updates, eager and granted, added in place and stepped by a rule. */
-static void test_changing(void **state) {
+SCENE(test_changing) {
   static change u;
   static uint8_t before[MODEL];
   uint32_t taken = 0;
-  (void)state;
   for (uint32_t round = 0; round < test_cases(200); round++) {
     mlfab__rng prng;
     setting s;
-    mlfab__rng_seed(&prng, base_seed + round);
+    mlfab__rng_seed(&prng, base_seed() + round);
     fixed_setting(&s, round % 3 == 0 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
     if (round % 4 == 1) s.define.options.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
     node *a = node_open(&s), *b = node_open(&s);
@@ -1053,9 +1045,8 @@ static void test_changing(void **state) {
 }
 
 /* A cache with a version that the server never had. */
-static void test_future(void **state) {
+SCENE(test_future) {
   setting s;
-  (void)state;
   fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
   node *n = node_open(&s);
   mlfab__segment all = {0, n->layout.bytes};
@@ -1076,17 +1067,4 @@ static void test_future(void **state) {
   assert_int_equal(n->s.drops, 1);
   assert_refused(n->s.said, "a PULL with another number of commits than of slices");
   node_close(n);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_updates),    cmocka_unit_test(test_broken_links),
-      cmocka_unit_test(test_caches),     cmocka_unit_test(test_sends_in_full),
-
-      cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
-      cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
-      cmocka_unit_test(test_changing),
-  };
-  base_seed = test_number("MLFAB_SEED", 1);
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -735,9 +735,8 @@ static void play(uint64_t seed, int steps) {
 
 /* Every update is applied once or refused, whatever dies, falls silent or is rerouted at any point. Values are small
  * integers, so that the order of additions does not matter. Packed and dense updates are mixed. */
-static void test_fabric(void **state) {
+SCENE(test_fabric) {
   uint64_t groups = 0, applied = 0, lost = 0;
-  (void)state;
   seeds(30);
   for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
     OPEN(seed, fabric, .rule = MLFAB_OPTIMIZER_SGD);
@@ -781,10 +780,9 @@ static void nothing_queued(void) {
 }
 
 /* The same under bounds of delays, with plans that drop some updates. */
-static void test_random_plans(void **state) {
+SCENE(test_random_plans) {
   static const uint64_t bounds[] = {MLFAB_UNBOUNDED, 3, 1, 8, 40};
   uint64_t groups = 0;
-  (void)state;
   seeds(30);
   for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
     uint64_t bound = bounds[seed % 5];
@@ -817,13 +815,12 @@ static void settle(void) {
 
 /* A packed group changes the model as a dense group of the same values does, with random scales, at rules with steps and in
  * rounds. */
-static void test_as_dense(void **state) {
+SCENE(test_as_dense) {
   static const uint32_t rules[][2] = {{MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC},
                                       {MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC},
                                       {MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP},
                                       {MLFAB_OPTIMIZER_ADAM, MLFAB_SYNC_BSP}};
   static uint8_t dense[TOTAL];
-  (void)state;
   seeds(40);
   for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
     for (uint32_t packed = 0; packed < 2; packed++) {
@@ -890,8 +887,7 @@ static uint64_t lengths(void) {
 
 /* How much an aggregator may send: all of the head, a stage's worth of the next sum. FORWARD frames that do not fit break its
  * link; then the groups end, and the members' own lengths count again. */
-static void test_bad_sums(void **state) {
-  (void)state;
+SCENE(test_bad_sums) {
   for (int i = 0; i < 8; i++) {
     two_groups();
     const update *u = &w.peers[1].pushes[0].update;
@@ -975,9 +971,8 @@ static const float *weights(void) { return (const float *)(const void *)read_mod
 /* Rounds are turned on while worker 1's second update is in a group with worker 0's first. Worker 0's update
  * belongs to the open round. Both updates of worker 1 have to wait, and the group does not take the second
  * before the first. */
-static void test_rounds_begin_under_a_group(void **state) {
+SCENE(test_rounds_begin_under_a_group) {
   mlfab__plan_entry both[2] = {entry(1, 0, 1, 3), entry(2, 1, 1, 3)};
-  (void)state;
   start(0);
   push_as(2, 0, 1.0);
   place_one(1, 2);
@@ -1002,10 +997,9 @@ static void test_rounds_begin_under_a_group(void **state) {
 
 /* A small update of two stretches travels in two frames. The plan drops it, because it is behind a placed
  * update of the same worker, while its second frame is on the way. */
-static void test_drop_with_bytes_on_their_way(void **state) {
+SCENE(test_drop_with_bytes_on_their_way) {
   float data[COUNT] = {0};
   pending small = {.seq = 2, .scale = 1.0, .shape = {{{0, 32}, {64, 32}}, 2, 64}};
-  (void)state;
   start(1);
   greet(1); /* now the worker has credit */
   push_as(1, 0, 1.0);
@@ -1053,7 +1047,7 @@ static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, flo
 
 /* The models are equal. The callback receives the scale with one consistency model, and not with the other:
  * in the last two cases the model changes under the group. */
-static void test_callback_of_group(void **state) {
+SCENE(test_callback_of_group) {
   static const struct {
     uint32_t aggregator, sync, then;
   } cases[] = {{0, MLFAB_SYNC_ASYNC, MLFAB_SYNC_ASYNC},
@@ -1062,7 +1056,6 @@ static void test_callback_of_group(void **state) {
                {0, MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP},
                {0, MLFAB_SYNC_BSP, MLFAB_SYNC_ASYNC}};
   float alone[COUNT], model[COUNT];
-  (void)state;
   callback_case(PEERS, MLFAB_SYNC_ASYNC, MLFAB_SYNC_ASYNC, alone);
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     callback_case(cases[i].aggregator, cases[i].sync, cases[i].then, model);
@@ -1073,10 +1066,9 @@ static void test_callback_of_group(void **state) {
 }
 
 /* Integers are multiplied with integers only; scales relative to the first member may be fractions. */
-static void test_weights_of_integers(void **state) {
+SCENE(test_weights_of_integers) {
   static const double seconds[] = {3.0, 4.0};
   mlfab__plan_entry entries[2] = {entry(1, 1, 1, 0), entry(1, 2, 1, 0)};
-  (void)state;
   for (uint32_t k = 0; k < 2; k++) {
     OPEN_FEW(1, integers, .rule = MLFAB_OPTIMIZER_SGD, .on_update = add_as_told);
     push_as(1, 0, 2.0);
@@ -1089,8 +1081,7 @@ static void test_weights_of_integers(void **state) {
 }
 
 /* A bound that is set when updates have their places holds at their turn. In a group, each member counts those before it. */
-static void test_bound_set_late(void **state) {
-  (void)state;
+SCENE(test_bound_set_late) {
   for (uint32_t grouped = 0; grouped < 2; grouped++) {
     mlfab__plan_entry entries[2] = {entry(1, 1, grouped, 0), entry(1, 2, grouped, 0)};
     const mlfab__schedule schedule = {.delay_bound = 1 + grouped};
@@ -1110,9 +1101,8 @@ static void test_bound_set_late(void **state) {
 }
 
 /* An unreachable aggregator: after two members that the server waited for in vain, the rest go directly. */
-static void test_silent_members(void **state) {
+SCENE(test_silent_members) {
   mlfab__plan_entry entries[PEERS];
-  (void)state;
   start(0);
   for (uint32_t i = 0; i < PEERS; i++) {
     push_as(i, 0, 1.0);
@@ -1139,8 +1129,7 @@ static void test_silent_members(void **state) {
 
 /* An update that the plan drops is told so at once, with the delay that it would have had, and is never
  * granted. If the plan also names a worker that does not exist, it is refused as a whole. */
-static void test_dropped_by_plan(void **state) {
-  (void)state;
+SCENE(test_dropped_by_plan) {
   for (int strange = 0; strange < 2; strange++) {
     mlfab__plan_entry entries[2] = {entry(1, 0, 0, 0), entry(1, PEERS, 0, 0)};
     mlfab__push_ack ack;
@@ -1165,8 +1154,7 @@ static void test_dropped_by_plan(void **state) {
 /* A scheduler that has an announced update and plans nothing counts as lost after eight heartbeats. A
  * scheduler that reports that it waits, or that has nothing to plan, does not. Time in which this server was
  * stopped does not count. */
-static void test_scheduler_that_plans_nothing(void **state) {
-  (void)state;
+SCENE(test_scheduler_that_plans_nothing) {
   start(0);
   for (int beats = 0; beats < 40; beats++) seam_pass(&s, BEAT);
   push_as(0, 0, 1.0);
@@ -1182,23 +1170,4 @@ static void test_scheduler_that_plans_nothing(void **state) {
   }
   assert_true(s.drops == 1 && s.dropped == PEERS && message_of(0, MLFAB__GRANT));
   close_world();
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rounds_begin_under_a_group),
-      cmocka_unit_test(test_drop_with_bytes_on_their_way),
-      cmocka_unit_test(test_callback_of_group),
-      cmocka_unit_test(test_bound_set_late),
-      cmocka_unit_test(test_silent_members),
-      cmocka_unit_test(test_weights_of_integers),
-      cmocka_unit_test(test_scheduler_that_plans_nothing),
-      cmocka_unit_test(test_dropped_by_plan),
-      cmocka_unit_test(test_as_dense),
-      cmocka_unit_test(test_bad_sums),
-      cmocka_unit_test(test_random_plans),
-      cmocka_unit_test(test_fabric),
-  };
-  cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -264,13 +264,12 @@ static void complete(uint32_t states, uint32_t next) {
   assert_int_equal(got, 4 * 6 * (1 + states) + 4);
 }
 
-static void test_all_arrives(void **state) {
+SCENE(test_all_arrives) {
   static const struct {
     uint32_t rule, states, frames;
   } rules[] = {{MLFAB_OPTIMIZER_SGD, 0, 16},
                {MLFAB_OPTIMIZER_MOMENTUM, 1, 28},
                {MLFAB_OPTIMIZER_ADAM, 2, 40}};
-  (void)state;
   for (uint32_t i = 0; i < MLFAB__COUNT(rules); i++) {
     open_with(rules[i].rule, rules[i].states, 0);
     assert_int_equal(nparts, rules[i].frames);
@@ -329,8 +328,7 @@ static int send_wrong(const part *right, enum wrong wrong) {
 }
 
 /* Replaces each frame by a wrong one: nothing of it is kept, and the repeated attempt succeeds. */
-static void test_wrong_bytes(void **state) {
-  (void)state;
+SCENE(test_wrong_bytes) {
   for (uint32_t wrong = 0; wrong < WRONGS; wrong++) {
     uint32_t tried = 0, n = 1;
     for (uint32_t at = 0; at < n; at++) {
@@ -353,8 +351,7 @@ static void test_wrong_bytes(void **state) {
 
 /* A server whose callback applies updates has no states, and a server without a clock for the slices
  * refuses them. */
-static void test_states_of_another_rule(void **state) {
-  (void)state;
+SCENE(test_states_of_another_rule) {
   open_adam(1);
   say_part(0);
   refused("a part without a clock", 0);
@@ -367,8 +364,7 @@ static void test_states_of_another_rule(void **state) {
   close_all();
 }
 
-static void test_wrong_clocks(void **state) {
-  (void)state;
+SCENE(test_wrong_clocks) {
   open_adam(0);
   for (uint32_t i = 0; i < 3; i++) {
     mlfab__clock_record bad = the_clock;
@@ -398,7 +394,7 @@ static void say_moved(uint32_t from, uint32_t server, uint32_t attempt, uint32_t
   seam_say(&s, FROM + from, MLFAB__MOVED, mlfab__encode_moved(s.meta, &m) - less);
 }
 
-static void test_wrong_words(void **state) {
+SCENE(test_wrong_words) {
   static const uint32_t good[SLICES + 1] = {1, 1, 1, 1, 1}, bad[SLICES] = {1, 1, 1, 3};
   static const struct {
     mlfab__move move;
@@ -412,7 +408,6 @@ static void test_wrong_words(void **state) {
                {{9, 77, 0, 0}, good, 0},
                {{ATTEMPT, MLFAB__MOVE_INSTALL, 0, 0}, good, 0}}; /* not everything has arrived */
   static const uint32_t told[][3] = {{0, ATTEMPT, 0}, {2, 0, 0}, {2, ATTEMPT, 1}};
-  (void)state;
   open_adam(0);
   for (uint32_t i = 0; i < MLFAB__COUNT(moves); i++) {
     say_move(moves[i].move, moves[i].owners, moves[i].less);
@@ -434,8 +429,7 @@ static void test_wrong_words(void **state) {
 }
 
 /* After an abort everything is as before, and the next attempt succeeds. */
-static void test_abort(void **state) {
-  (void)state;
+SCENE(test_abort) {
   open_adam(0);
   say_clock(&the_clock, 0);
   for (uint32_t i = 0; i < nparts; i++) say_part(i);
@@ -467,7 +461,7 @@ static void adopt(mlfab__adopt a, const uint32_t *words, uint32_t tables) {
             tables * MLFAB__TENSOR_INFO_BYTES);
 }
 
-static void test_adopt(void **state) {
+SCENE(test_adopt) {
   /* Worker 1 counts, worker 0 does not. */
   uint32_t words[SLICES + 2] = {0, 0, 0, 0, 2}, own[SLICES + 2] = {1}, beyond[SLICES + 2] = {3};
   mlfab__define d = seam_model(MLFAB_SYNC_BSP, SLICES);
@@ -478,7 +472,6 @@ static void test_adopt(void **state) {
                        .tensors = 1,
                        .options = d.options,
                        .words = SLICES + 1};
-  (void)state;
   good.options.active = 1;
   open_bare(0, 0);
   for (uint32_t k = 0; k < 8; k++) {
@@ -529,17 +522,4 @@ static void test_adopt(void **state) {
   seam_hello(&s, 1);
   assert_int_equal(s.peers[1].ack.epoch, 0); /* it moves */
   close_all();
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_all_arrives),
-      cmocka_unit_test(test_wrong_bytes),
-      cmocka_unit_test(test_states_of_another_rule),
-      cmocka_unit_test(test_wrong_clocks),
-      cmocka_unit_test(test_wrong_words),
-      cmocka_unit_test(test_abort),
-      cmocka_unit_test(test_adopt),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,8 +105,7 @@ static uint64_t plans_made(void) { return talk_stats(&t).plans_made; }
 /* --- when it plans --- */
 
 /* A single update is planned at once, as direct; the same one is not planned again. */
-static void test_one(void **state) {
-  (void)state;
+SCENE(test_one) {
   FABRIC(4, 1, 0);
   ANNOUNCE(0, .worker = 2, .id = 5, .bytes = 100 * MB);
   assert_true(mlfab_node_deadline(t.node) <= t.now);
@@ -122,9 +121,8 @@ static void test_one(void **state) {
 /* While the in-link is booked for plan_ahead or more nothing is planned; then planning resumes at once. At
  * 100 ms an update the third waits until 200 ms of booking have fallen to 150. The updates that have
  * gathered by then are one batch, and some of them are aggregated. */
-static void test_booked_ahead(void **state) {
+SCENE(test_booked_ahead) {
   uint32_t grouped = 0;
-  (void)state;
   FABRIC(12, 1, 0);
   for (uint32_t w = 0; w < 12; w++) {
     ANNOUNCE(0, .worker = w, .bytes = 100 * MB);
@@ -139,8 +137,7 @@ static void test_booked_ahead(void **state) {
 }
 
 /* The link is slower than planned: the scheduler takes the progress from the server's report. */
-static void test_booked_by_report(void **state) {
-  (void)state;
+SCENE(test_booked_by_report) {
   FABRIC(4, 1, 0);
   ANNOUNCE(0, .worker = 0, .bytes = 300 * MB);
   LATER(0, 0, 1);
@@ -156,12 +153,11 @@ static void test_booked_by_report(void **state) {
 
 /* An update's delay: members that a server may have missed are counted at that server, and not at servers that have no
  * part of them. */
-static void test_unsure(void **state) {
+SCENE(test_unsure) {
   static const struct {
     uint32_t server, worker, members;
     uint64_t placed, delay;
   } cases[] = {{0, 2, 3, 0, 0}, {1, 3, 1, 0, 0}, {0, 1, 1, 0, 3}, {1, 1, 1, 0, 1}, {0, 0, 1, 3, 1}};
-  (void)state;
   FABRIC(4, 2, 0);
   for (uint32_t i = 0; i < MLFAB__COUNT(cases); i++) {
     if (cases[i].placed) REPORT(0, .worker = 2, .id = 1, .placed = cases[i].placed);
@@ -173,8 +169,7 @@ static void test_unsure(void **state) {
   talk_close(&t);
 }
 
-static void test_interval(void **state) {
-  (void)state;
+SCENE(test_interval) {
   FABRIC(9, 1, .interval_ns = 100 * MS);
   for (uint32_t w = 0; w < 3; w++) {
     ANNOUNCE(0, .worker = w, .bytes = 400 * MB);
@@ -192,7 +187,7 @@ static void test_interval(void **state) {
 /* --- fates --- */
 
 /* A batch of updates, and the fate and delay of each. */
-static void test_fates(void **state) {
+SCENE(test_fates) {
   enum { GO = MLFAB__FATE_GO, EXPIRED = MLFAB__FATE_EXPIRED };
   static const struct {
     uint64_t bound, lag[5];
@@ -205,7 +200,6 @@ static void test_fates(void **state) {
       /* Updates in plans on their way count as placed. */
       {3, {0, 1, 2, 3, 4}, 2, 1, 0, GO, 2},
   };
-  (void)state;
   for (uint32_t i = 0; i < MLFAB__COUNT(cases); i++) {
     uint32_t gone = 0;
     FABRIC(8, 1, .delay_bound = cases[i].bound);
@@ -227,8 +221,7 @@ static void test_fates(void **state) {
 }
 
 /* With rounds the order is that of arrival, whatever the bound and the sizes. */
-static void test_rounds(void **state) {
-  (void)state;
+SCENE(test_rounds) {
   FABRIC(9, 1, .delay_bound = 1, .rounds = 1);
   for (uint32_t w = 9; w-- > 0;) ANNOUNCE(0, .worker = w, .bytes = MB * (w + 1), .lag = 50);
   LATER(0, 0, 9);
@@ -238,8 +231,7 @@ static void test_rounds(void **state) {
 }
 
 /* Of one worker's updates the older goes first, even if the newer would arrive earlier. */
-static void test_numbers_of_a_worker(void **state) {
-  (void)state;
+SCENE(test_numbers_of_a_worker) {
   FABRIC(2, 1, 0);
   ANNOUNCE(0, .worker = 0, .id = 8, .bytes = 1000);
   ANNOUNCE(0, .worker = 0, .id = 7, .bytes = 50 * MB);
@@ -271,9 +263,8 @@ static uint32_t groups_of(uint32_t *in_use) {
 }
 
 /* An aggregator never has more sums at a time than it offers, whatever is planned meanwhile. */
-static void test_accumulators(void **state) {
+SCENE(test_accumulators) {
   uint32_t in_use[24] = {0}, groups = 0;
-  (void)state;
   FABRIC(24, 1, .interval_ns = 1);
   for (uint32_t w = 0; w < 24; w++)
     STATION(0, .worker = w, .incarnation = 1, .alive = 1, .accumulators = w < 3, .host = 1 + w);
@@ -293,8 +284,7 @@ static void test_accumulators(void **state) {
 }
 
 /* Updates of different shapes are not aggregated, and none is when the schedule forbids it. */
-static void test_not_grouped(void **state) {
-  (void)state;
+SCENE(test_not_grouped) {
   for (uint32_t way = 0; way < 3; way++) {
     FABRIC(16, 1, .no_aggregation = way == 1);
     for (uint32_t w = 0; w < 16; w++)
@@ -307,9 +297,8 @@ static void test_not_grouped(void **state) {
 
 /* Workers on one host share its links: no worker on the server's host becomes an aggregator, and no host
  * has two aggregators. */
-static void test_shared_hosts(void **state) {
+SCENE(test_shared_hosts) {
   uint32_t in_use[32] = {0};
-  (void)state;
   FABRIC(32, 1, 0);
   for (uint32_t w = 0; w < 32; w++)
     STATION(0, .worker = w, .incarnation = 1, .alive = 1, .accumulators = 2,
@@ -322,9 +311,8 @@ static void test_shared_hosts(void **state) {
 }
 
 /* However many updates wait, no group is too large for a frame. */
-static void test_large_batches(void **state) {
+SCENE(test_large_batches) {
   uint32_t planned = 0;
-  (void)state;
   FABRIC(WORKERS, 1, .rounds = 1);
   for (uint32_t w = 0; w < WORKERS; w++) ANNOUNCE(0, .worker = w, .bytes = 100000);
   for (uint32_t turn = 0; turn < 100 && planned < WORKERS; turn++) {
@@ -340,8 +328,7 @@ static void test_large_batches(void **state) {
 
 /* --- several servers --- */
 
-static void test_waits_for_parts(void **state) {
-  (void)state;
+SCENE(test_waits_for_parts) {
   FABRIC(4, 2, 0);
   ANNOUNCE(1, .worker = 0, .bytes = 10 * MB, .parts = 2);
   LATER(0, 1, 0);
@@ -363,8 +350,7 @@ static void test_waits_for_parts(void **state) {
 
 /* A server with a waiting update gets a plan without entries once a heartbeat; the others, and a server
  * with nothing left to plan, do not. */
-static void test_reassures(void **state) {
-  (void)state;
+SCENE(test_reassures) {
   FABRIC(4, 2, 0);
   LATER(10 * SECOND, 0, 0);
   assert_int_equal(assured, 0);
@@ -382,9 +368,8 @@ static void test_reassures(void **state) {
 }
 
 /* One fate and one order at all servers, with the largest lag of all servers. */
-static void test_same_everywhere(void **state) {
+SCENE(test_same_everywhere) {
   mlfab__plan_entry first[12];
-  (void)state;
   FABRIC(12, 3, .delay_bound = 8);
   for (uint32_t i = 0; i < 36; i++) {
     uint32_t k = i / 12, w = i % 12;
@@ -407,8 +392,7 @@ static void test_same_everywhere(void **state) {
 /* --- what goes wrong --- */
 
 /* A link without capacity: the update waits, is tried twice a second, and is planned when the link is back. */
-static void test_unreachable(void **state) {
-  (void)state;
+SCENE(test_unreachable) {
   FABRIC(4, 1, 0);
   CAPACITY(1, GIGA, 0.0);
   for (uint32_t w = 0; w < 2; w++) ANNOUNCE(0, .worker = w, .bytes = 1000);
@@ -483,10 +467,9 @@ static void read_told(uint32_t kind) {
   }
 }
 
-static void test_explain(void **state) {
+SCENE(test_explain) {
   char small[40];
   size_t bytes;
-  (void)state;
   FABRIC(9, 1, .delay_bound = 12, .whole = 1);
   assert_non_null(strstr(explain(), "nothing was planned yet"));
   for (uint32_t w = 0; w < 8; w++)
@@ -523,8 +506,7 @@ static void test_explain(void **state) {
 
 /* The link to the server breaks and comes back: everything is announced again, and placed updates count by
  * the reported backlog only. */
-static void test_restart(void **state) {
-  (void)state;
+SCENE(test_restart) {
   FABRIC(8, 1, 0);
   for (uint32_t w = 0; w < 3; w++) ANNOUNCE(0, .worker = w, .bytes = 100 * MB);
   LATER(0, 0, 3);
@@ -546,8 +528,7 @@ static void test_restart(void **state) {
 }
 
 /* Strangers, past incarnations, dead workers and repeated announcements. */
-static void test_who_may_announce(void **state) {
-  (void)state;
+SCENE(test_who_may_announce) {
   FABRIC(4, 1, 0);
   ANNOUNCE(0, .worker = 0, .bytes = 1000, .incarnation = 9);
   STATION(0, .worker = 1, .incarnation = 5, .alive = 1, .accumulators = 2, .host = 2);
@@ -578,7 +559,7 @@ static void refused(uint32_t frames) {
   assert_true(talk_linked(&t, SERVER(0)));
 }
 
-static void test_bad_frames(void **state) {
+SCENE(test_bad_frames) {
   static const uint64_t patterns[] = {0x7ff8000000000000u, 0x7ff0000000000000u,
                                       0xfff0000000000000u};
   /* Number of servers, kind, members, worker. */
@@ -586,7 +567,6 @@ static void test_bad_frames(void **state) {
       {3, 0, 1, 0}, {0, 0, 1, 0}, {1, 2, 1, 0}, {1, 0, 0, 0}, {1, 0, 1, 9}};
   uint32_t n = 0;
   mlfab__rng prng;
-  (void)state;
   FABRIC(4, 2, 0);
   for (uint32_t i = 0; i < 6; i++) {
     double x;
@@ -624,8 +604,7 @@ static void test_bad_frames(void **state) {
 }
 
 /* When there are many hosts, those without nodes are forgotten; the others keep their capacities. */
-static void test_many_hosts(void **state) {
-  (void)state;
+SCENE(test_many_hosts) {
   FABRIC(4, 2, 0);
   CAPACITY(3, 5e8, 6e8);
   for (uint64_t i = 0; i < 1000; i++) {
@@ -642,8 +621,7 @@ static void test_many_hosts(void **state) {
 
 /* --- pulls --- */
 
-static void test_pulls(void **state) {
-  (void)state;
+SCENE(test_pulls) {
   for (uint32_t off = 0; off < 2; off++) {
     uint32_t spread = 0;
     FABRIC(16, 2, .no_distribution = off);
@@ -1181,11 +1159,10 @@ static void mini_run(mini *m, uint32_t steps) {
  * once, the bound holds though plans overlap, and each prediction made at placement is right to 2 us. If
  * the scheduler has no room for all stretches of a transfer, or its plan is not known in full, a prediction is wrong by one
  * transfer at most. */
-static void test_as_foretold(void **state) {
+SCENE(test_as_foretold) {
   mini *m = &world;
   const uint64_t seeds =
       6 * test_cases_few(2, 5, 10); /* each number of servers, with and without a bound */
-  (void)state;
   for (int cut = 0; cut < 2; cut++) {
     uint32_t grouped = 0, dropped = 0, spread = 0, exact = 0;
     for (uint64_t seed = 0; seed < seeds; seed++) {
@@ -1209,9 +1186,8 @@ static void test_as_foretold(void **state) {
 
 /* The same where links carry more or less than announced and plans arrive late: predictions are wrong, but
  * orders and bounds hold, and a server is hardly ever idle while an update waits for its plan. */
-static void test_otherwise(void **state) {
+SCENE(test_otherwise) {
   mini *m = &world;
-  (void)state;
   for (uint64_t seed = 0, seeds = test_cases_from(20, 60); seed < seeds; seed++) {
     mini_begin(m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED,
                seed % 5 != 0, 0);
@@ -1255,8 +1231,7 @@ static uint32_t reserve_again(uint32_t whole, double out) {
   return cut;
 }
 
-static void test_reserved_again(void **state) {
-  (void)state;
+SCENE(test_reserved_again) {
   assert_int_equal(reserve_again(1, GIGA), 0);
   for (uint32_t tenths = 2; tenths <= 10; tenths++)
     assert_true(reserve_again(0, 0.1 * tenths * GIGA) > 0 || tenths < 10);
@@ -1290,10 +1265,9 @@ static void session(uint32_t *entries) {
 }
 
 /* Whichever allocation fails: every announced update is told to each server exactly once, unless its link is lost. */
-static void test_memory(void **state) {
+SCENE(test_memory) {
   uint64_t calls = 1;
   uint32_t losses = 0;
-  (void)state;
   for (uint64_t fail_at = 0; fail_at <= calls; fail_at++) {
     uint32_t entries[2] = {0, 0}, lost = 0;
     join(12, 2);
@@ -1307,36 +1281,4 @@ static void test_memory(void **state) {
     talk_close(&t);
   }
   assert_true(calls > 60 && losses < 5);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_one),
-      cmocka_unit_test(test_booked_ahead),
-      cmocka_unit_test(test_booked_by_report),
-      cmocka_unit_test(test_unsure),
-      cmocka_unit_test(test_interval),
-      cmocka_unit_test(test_fates),
-      cmocka_unit_test(test_rounds),
-      cmocka_unit_test(test_numbers_of_a_worker),
-      cmocka_unit_test(test_accumulators),
-      cmocka_unit_test(test_not_grouped),
-      cmocka_unit_test(test_shared_hosts),
-      cmocka_unit_test(test_large_batches),
-      cmocka_unit_test(test_waits_for_parts),
-      cmocka_unit_test(test_reassures),
-      cmocka_unit_test(test_same_everywhere),
-      cmocka_unit_test(test_unreachable),
-      cmocka_unit_test(test_explain),
-      cmocka_unit_test(test_restart),
-      cmocka_unit_test(test_who_may_announce),
-      cmocka_unit_test(test_bad_frames),
-      cmocka_unit_test(test_many_hosts),
-      cmocka_unit_test(test_pulls),
-      cmocka_unit_test(test_as_foretold),
-      cmocka_unit_test(test_otherwise),
-      cmocka_unit_test(test_reserved_again),
-      cmocka_unit_test(test_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

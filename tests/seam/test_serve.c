@@ -54,6 +54,8 @@ static int teardown(void **state) {
   return 0;
 }
 
+#define SERVED(name) SCENE_WITH(name, setup, teardown)
+
 static void open_model(uint32_t sync) {
   mlfab__define d = seam_model(sync, SLICES);
   seam_open(&s);
@@ -232,10 +234,9 @@ static void all_over(void) {
 
 /* --- single cases --- */
 
-static void test_announced_and_placed(void **state) {
+SERVED(test_announced_and_placed) {
   mlfab__announce a;
   mlfab__report report;
-  (void)state;
   open_model(MLFAB_SYNC_ASYNC);
   ask_all(2, 9);
   assert_int_equal(step(2, 1), 0);
@@ -272,8 +273,7 @@ static void test_announced_and_placed(void **state) {
 
 /* A placed pull has at most one MiB in the transport, here two chunks; its next frame is sent when tokens
  * come back. */
-static void test_lent(void **state) {
-  (void)state;
+SERVED(test_lent) {
   s.config.chunk_bytes = 512 * 1024;
   open_model(MLFAB_SYNC_ASYNC);
   ask_all(2, 9);
@@ -300,9 +300,8 @@ static void push_beside(uint64_t request, uint64_t progress) {
 
 /* A peer may read the bytes that its lost link was lent until the transport has been told. So no update is
  * written there before the next tick, also when there is no memory. */
-static void test_lent_and_lost(void **state) {
+SERVED(test_lent_and_lost) {
   uint8_t before[CHUNK];
-  (void)state;
   open_model(MLFAB_SYNC_ASYNC);
   push_beside(1, 0); /* now there is memory for both */
   ask(2, 9, 0, EAGER, 0);
@@ -323,9 +322,8 @@ static void test_lent_and_lost(void **state) {
 }
 
 /* A pull of a future round tells its worker to wait; it is announced when the round is complete. */
-static void test_rounds(void **state) {
+SERVED(test_rounds) {
   mlfab__waiting waiting;
-  (void)state;
   s.config.on_update = on_update;
   open_model(MLFAB_SYNC_BSP);
   ask(2, 9, 0, BYTES, 1);
@@ -365,9 +363,8 @@ static uint64_t begin_spread(void) {
   return spread(0, members).request;
 }
 
-static void test_spread(void **state) {
+SERVED(test_spread) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
-  (void)state;
   s.config.schedule.whole = 1;
   uint64_t number = begin_spread();
   mlfab__spread one = spread(0, members);
@@ -403,10 +400,9 @@ static void test_spread(void **state) {
 }
 
 /* The announced number of frames is right for every list of segments. */
-static void test_frames(void **state) {
+SERVED(test_frames) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 5);
   open_model(MLFAB_SYNC_ASYNC);
   for (uint64_t id = 1; id <= 200; id++) {
@@ -440,8 +436,7 @@ static void test_frames(void **state) {
 
 /* A server short of spare blocks unpins a spread's slice; more frames than announced are sent. Bulks that are
  * lent, and from which updates move on, use the spare blocks up. */
-static void test_unpinned(void **state) {
-  (void)state;
+SERVED(test_unpinned) {
   uint64_t number = begin_spread();
   assert_int_equal(drain(0, number, 10), 10);
   for (uint32_t i = 0; seam_stats(&s).pulls_restarted == 0; i++) {
@@ -456,9 +451,8 @@ static void test_unpinned(void **state) {
 
 /* A slice with two stretches of a pull is unpinned when the second is on its way: both are sent again, from one commit, and
  * nothing of the slice before. */
-static void test_unpinned_apart(void **state) {
+SERVED(test_unpinned_apart) {
   enum { STRETCH = 3 * CHUNK };
-  (void)state;
   open_model(MLFAB_SYNC_ASYNC);
   const mlfab__segment apart[3] = {
       {0, CHUNK}, {SLICE + CHUNK, STRETCH}, {2 * SLICE - STRETCH, STRETCH}};
@@ -503,8 +497,7 @@ static void wrong_frame(uint32_t i, uint64_t number) {
   assert_int_equal(COUNT_OF(&s, SPREAD, 0), 1);
 }
 
-static void test_bad_frames(void **state) {
-  (void)state;
+SERVED(test_bad_frames) {
   for (uint32_t i = 0; i <= 10; i++) {
     uint64_t number = begin_spread();
     ask_all(4, 5);
@@ -524,7 +517,7 @@ static void test_bad_frames(void **state) {
 
 /* A change whose answer was lost is requested again: it is not made twice, and another worker's later
  * change stays. */
-static void test_change_asked_again(void **state) {
+SERVED(test_change_asked_again) {
   static const struct {
     uint32_t worker, ask, kind;
     int waits; /* does a pull of the first iteration wait afterwards? With SSP it does not. */
@@ -532,7 +525,6 @@ static void test_change_asked_again(void **state) {
                  {1, 1, MLFAB_SYNC_BSP, 1},
                  {0, 1, MLFAB_SYNC_SSP, 1},
                  {0, 2, MLFAB_SYNC_SSP, 0}};
-  (void)state;
   open_model(MLFAB_SYNC_ASYNC);
   for (uint32_t i = 0; i < 4; i++) {
     mlfab__sync_ask ask_ = {.ask = changes[i].ask};
@@ -864,8 +856,15 @@ static const struct scene {
 
 static void test_scene(void **state) {
   open_model(MLFAB_SYNC_ASYNC);
-  play_script(((const struct scene *)*state)->script);
+  play_script(*state);
 }
+
+BEFORE_MAIN scenes_join(void) {
+  for (size_t i = 0; i < MLFAB__COUNT(scenes); i++)
+    scene_add((struct CMUnitTest){scenes[i].name, test_scene, setup, teardown,
+                                  (void *)(uintptr_t)scenes[i].script});
+}
+
 /* --- everything at once --- */
 
 enum { OPEN = 3, KEPT = 400 };
@@ -1381,10 +1380,9 @@ static void world_run(uint64_t seed) {
   all_over();
 }
 
-static void test_random(void **state) {
+SERVED(test_random) {
   enum { RUNS = 40 }; /* of one server */
   uint64_t runs = test_cases(RUNS), finished = 0, turns = 0, memory = 0, answered = 0, failed_ = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= runs; seed++) {
     if (seed % RUNS == 1) {
       s.config.on_update = on_update;
@@ -1404,28 +1402,4 @@ static void test_random(void **state) {
   }
   assert_true(finished > 20 * runs && turns > 20 * runs);
   assert_true(answered > runs && failed_ > runs);
-}
-
-int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-  enum { SCENES = sizeof scenes / sizeof *scenes };
-  static struct CMUnitTest scripted[SCENES];
-  const struct CMUnitTest tests[] = {
-      TEST(test_announced_and_placed),
-      TEST(test_lent),
-      TEST(test_lent_and_lost),
-      TEST(test_rounds),
-      TEST(test_spread),
-      TEST(test_frames),
-      TEST(test_unpinned),
-      TEST(test_unpinned_apart),
-      TEST(test_change_asked_again),
-      TEST(test_bad_frames),
-      TEST(test_random),
-  };
-  for (size_t i = 0; i < SCENES; i++)
-    scripted[i] = (struct CMUnitTest){scenes[i].name, test_scene, setup, teardown,
-                                      (void *)(uintptr_t)&scenes[i]};
-  int failed_ = cmocka_run_group_tests_name("scenes", scripted, NULL, NULL);
-  return failed_ + cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,9 @@ static int teardown(void **state) {
   return 0;
 }
 
+#define ONE(name) SCENE_WITH(name, open_one, teardown)
+#define THREE(name) SCENE_WITH(name, open_three, teardown)
+
 /* All workers define the model, so that it stands, and have credit. */
 static void start(const mlfab__define *d) {
   seam_open(&s);
@@ -133,8 +136,7 @@ static told ask_state(uint32_t w) {
 /* The link breaks while an update is applied. The answer to the next HELLO says that it is applied; otherwise
  * a worker that has withdrawn the update would push it again. If a new process has taken the rank, its numbers
  * start again, and its updates are applied. */
-static void test_reconnect_while_applying(void **state) {
-  (void)state;
+ONE(test_reconnect_while_applying) {
   for (int process = 0; process < 2; process++) {
     mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
     d.options.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
@@ -165,8 +167,7 @@ static void test_reconnect_while_applying(void **state) {
 
 /* A worker rejoins while a round that closed without it is applied: its pushes go into the next round, and
  * it is told so, so its pulls wait for that round. */
-static void test_rejoin_while_round_is_applied(void **state) {
-  (void)state;
+THREE(test_rejoin_while_round_is_applied) {
   mlfab__define d = seam_model(MLFAB_SYNC_BSP, 0);
   d.options.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
   bytes_of_model = 4 * BYTES; /* the server also works at what follows */
@@ -189,8 +190,7 @@ static void test_rejoin_while_round_is_applied(void **state) {
 
 /* Worker 0 gives up before its first weights have arrived, and starts again with another model: the last one
  * counts, with or without first weights. */
-static void test_other_model_again(void **state) {
-  (void)state;
+ONE(test_other_model_again) {
   for (uint32_t weights = 0; weights < 2; weights++) {
     mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
     uint64_t bytes = weights ? 4000 : 8000;
@@ -223,8 +223,7 @@ static void test_other_model_again(void **state) {
 
 /* Workers that wait for worker 0's definition are told once that it was refused, and why, also those that
  * come later. Bytes of first weights already on their way are no violation. */
-static void test_refusal_reaches_all(void **state) {
-  (void)state;
+THREE(test_refusal_reaches_all) {
   mlfab__define d = seam_model(MLFAB_SYNC_USER, 0); /* there are no conditions */
   mlfab__define_ack ack;
   mlfab__waiting waiting;
@@ -259,8 +258,7 @@ static void test_refusal_reaches_all(void **state) {
 
 /* A ghost model has no memory for bytes, and a real one cannot apply ghosts: in both cases the server
  * closes the sender's link. */
-static void test_ghosts_and_bytes(void **state) {
-  (void)state;
+ONE(test_ghosts_and_bytes) {
   for (uint32_t ghost = 0; ghost < 2; ghost++) {
     mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
     d.options.ghost = ghost;
@@ -288,10 +286,9 @@ static uint64_t granted(uint32_t w) {
 
 /* The next update is granted when no more than two chunks of earlier grants are outstanding: of the update
  * that is applied, and of eager bytes of those behind it. */
-static void test_released_when_little_comes(void **state) {
+THREE(test_released_when_little_comes) {
   enum { SMALL = 4096, MOST = 1 << 20 };
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
-  (void)state;
   s.config.chunk_bytes = SMALL;
   start(&d);
   say_push(0, update(1, 0, 64, MOST), zeros, 64);
@@ -316,9 +313,8 @@ static void test_released_when_little_comes(void **state) {
 /* A worker's progress increases: the server closes the link of one whose progress decreases. It may
  * increase by more than one, when this server had no part of some updates, or another server has moved the
  * worker on. */
-static void test_progress_back(void **state) {
+ONE(test_progress_back) {
   mlfab__define d = seam_model(MLFAB_SYNC_BSP, 0);
-  (void)state;
   start(&d);
   for (uint64_t second = 4; second <= 99; second += 95) {
     say_push(0, update(1, 5, 64, 128), zeros, 64);
@@ -344,10 +340,9 @@ static void test_progress_back(void **state) {
 
 /* PROGRESS about updates without a part for this server advances V_train, by any amount at once; a smaller
  * value undoes nothing. The same when all leave, the one that is ahead first. */
-static void test_progress_told(void **state) {
+THREE(test_progress_told) {
   mlfab__define d = seam_model(MLFAB_SYNC_BSP, 0);
   uint64_t much = (uint64_t)1 << 40;
-  (void)state;
   start(&d);
   for (uint32_t w = 0; w < 3; w++) {
     say_progress(w, much + w * 1000000);
@@ -366,9 +361,8 @@ static void test_progress_told(void **state) {
 }
 
 /* One of three pushes closes a round, and one worker is far ahead: V_train jumps instead of counting up. */
-static void test_one_far_ahead(void **state) {
+THREE(test_one_far_ahead) {
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
-  (void)state;
   start(&d);
   say_push(0, update(1, 2000000, 0, 0), NULL, 0);
   assert_int_equal(acknowledged(0).code, 0);
@@ -379,7 +373,7 @@ static void test_one_far_ahead(void **state) {
 
 /* PSSP with alpha 0 pauses with the chance |g| / |w|, where w has g already: zeros pause nobody, not even in a model of
  * zeros. A push that is all of the model, or takes all of it back, always pauses; a tiny one almost never. */
-static void test_significance(void **state) {
+ONE(test_significance) {
   static const struct {
     float value;
     int waits;
@@ -387,7 +381,6 @@ static void test_significance(void **state) {
                 {1e30f, 1}, {1, 0},       {0, 0}};
   mlfab__define d = seam_model(MLFAB_SYNC_PSSP_DYNAMIC, 0);
   float values[16];
-  (void)state;
   start(&d);
   for (uint32_t i = 0; i < sizeof pushes / sizeof *pushes; i++) {
     for (uint32_t k = 0; k < 16; k++) values[k] = pushes[i].value;
@@ -400,9 +393,8 @@ static void test_significance(void **state) {
 /* Two of three pushes close a round. The former process's decided updates count for the open round, but not
  * for later rounds that it had pushed into (with another model). The new process is past those rounds
  * because it was dropped from them at another server. */
-static void test_new_process_in_round(void **state) {
+THREE(test_new_process_in_round) {
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
-  (void)state;
   start(&d);
   for (uint64_t seq = 1; seq <= 4; seq++) say_push(2, update(seq, seq - 1, 0, 0), NULL, 0);
   assert_int_equal(COUNT_OF(&s, PUSH_ACK, 2), 4);
@@ -420,9 +412,8 @@ static void test_new_process_in_round(void **state) {
 
 /* Two of three pushes close a round. The former process of worker 1 has an update in it. The new process enters it, too: its
  * own update is not here. Worker 2 is past the round, because it was late in it at another server. */
-static void test_new_process_enters_round(void **state) {
+THREE(test_new_process_enters_round) {
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
-  (void)state;
   start(&d);
   change(0, 1, MLFAB_SYNC_DROP, 2);
   say_push(1, update(1, 0, 0, 0), NULL, 0);
@@ -439,9 +430,8 @@ static void test_new_process_enters_round(void **state) {
 }
 
 /* A withdrawn update keeps its place behind an earlier one of its worker. At its turn it is decided at once. */
-static void test_withdrawn_in_order(void **state) {
+THREE(test_withdrawn_in_order) {
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
-  (void)state;
   start(&d);
   for (uint64_t seq = 1; seq <= 2; seq++) say_push(0, update(seq, 0, 0, bytes_of_model), NULL, 0);
   SAY(&s, 0, WITHDRAW, withdraw, {2, 1, s.peers[0].ack.generation});
@@ -526,11 +516,10 @@ static void tally_step(mlfab__rng *rng, const mlfab__define *d, uint64_t round) 
 }
 
 /* Workers join, leave, advance and change the model in any order: the tally equals the count. */
-static void test_tally(void **state) {
+THREE(test_tally) {
   mlfab__rng rng;
   uint32_t compared = 0;
   uint64_t rounds = 0;
-  (void)state;
   mlfab__rng_seed(&rng, 1);
   for (int run = 0; run < 20; run++) {
     mlfab__define d = seam_model(run % 2 ? MLFAB_SYNC_SSP : MLFAB_SYNC_BSP, 0);
@@ -550,26 +539,4 @@ static void test_tally(void **state) {
   }
   assert_true(compared > 10000);
   assert_true(rounds > 1000);
-}
-
-int main(void) {
-#define ONE(name) cmocka_unit_test_setup_teardown(name, open_one, teardown)
-#define THREE(name) cmocka_unit_test_setup_teardown(name, open_three, teardown)
-  const struct CMUnitTest tests[] = {
-      ONE(test_reconnect_while_applying),
-      ONE(test_other_model_again),
-      ONE(test_ghosts_and_bytes),
-      ONE(test_progress_back),
-      THREE(test_rejoin_while_round_is_applied),
-      THREE(test_refusal_reaches_all),
-      THREE(test_progress_told),
-      THREE(test_released_when_little_comes),
-      THREE(test_new_process_in_round),
-      THREE(test_new_process_enters_round),
-      THREE(test_withdrawn_in_order),
-      THREE(test_one_far_ahead),
-      ONE(test_significance),
-      THREE(test_tally),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -567,8 +567,7 @@ static void one_run(void) {
   finish();
 }
 
-static void test_random(void **state) {
-  (void)state;
+SCENE(test_random) {
   uint64_t from = test_number("MLFAB_SEED", 1), runs = test_seed() ? 1 : test_cases(150);
   for (uint64_t i = 0; i < runs; i++) {
     mlfab__rng_seed(&prng, from + i);
@@ -595,8 +594,7 @@ static void infinite(uint32_t mask, const char *text) {
   check_counters();
 }
 
-static void test_not_finite(void **state) {
-  (void)state;
+SCENE(test_not_finite) {
   mlfab_filter f = {.size = sizeof f, .threshold = 0.5, .half = MLFAB_HALF_F16};
   set_up(2);
   set_filter(0, &f);
@@ -622,8 +620,7 @@ static void test_not_finite(void **state) {
   finish();
 }
 
-static void test_filters_are_checked(void **state) {
-  (void)state;
+SCENE(test_filters_are_checked) {
   static const struct {
     mlfab_filter filter;
     uint32_t tensor;
@@ -684,8 +681,7 @@ static void test_filters_are_checked(void **state) {
 }
 
 /* With a threshold of 0 everything is sent, whatever the random policy selects. */
-static void test_nothing_below(void **state) {
-  (void)state;
+SCENE(test_nothing_below) {
   mlfab_filter f = {.size = sizeof f, .drop = 1.0};
   set_up(2);
   set_filter(0, &f);
@@ -699,8 +695,7 @@ static void test_nothing_below(void **state) {
 }
 
 /* A removed filter leaves its residual to the next update, and nothing else behind. */
-static void test_taken_away(void **state) {
-  (void)state;
+SCENE(test_taken_away) {
   mlfab_filter f = {.size = sizeof f, .threshold = (double)FLT_MAX};
   set_up(2);
   set_filter(0, &f); /* everything is held back */
@@ -728,8 +723,7 @@ static void test_taken_away(void **state) {
 }
 
 /* An update that was applied nowhere is retried with the same bytes; no residual changes. */
-static void test_retry(void **state) {
-  (void)state;
+SCENE(test_retry) {
   mlfab_filter f = {.size = sizeof f, .threshold = 0.7, .half = MLFAB_HALF_BF16};
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .retry_seq = 1};
   mlfab_buf bufs[TENSORS];
@@ -759,8 +753,7 @@ static void test_retry(void **state) {
   finish();
 }
 
-static void test_sparse_is_checked(void **state) {
-  (void)state;
+SCENE(test_sparse_is_checked) {
   float values[3] = {1, 2, 3};
   static const struct {
     uint64_t indices[3];
@@ -797,8 +790,7 @@ static void test_sparse_is_checked(void **state) {
 }
 
 /* Small updates of a tensor with a filter are not merged, neither with each other nor with waiting ones. */
-static void test_not_merged(void **state) {
-  (void)state;
+SCENE(test_not_merged) {
   mlfab_filter f = {.size = sizeof f, .threshold = 0.1};
   set_up(1);
   push_some(8);
@@ -815,8 +807,7 @@ static void test_not_merged(void **state) {
 }
 
 /* Withdrawn while in progress: no more bytes are sent, and where rounds count it continues as an empty update. */
-static void test_withdrawn(void **state) {
-  (void)state;
+SCENE(test_withdrawn) {
   mlfab_filter f = {.size = sizeof f, .half = MLFAB_HALF_F16};
   int status = 0;
   mlfab__rng_seed(&prng, 9);
@@ -876,8 +867,7 @@ static int push_both(uint64_t allocations) {
 
 /* One allocation fails at any point: nothing unsent is held back, everything is released, and with memory the same calls
  * succeed. */
-static void test_without_memory(void **state) {
-  (void)state;
+SCENE(test_without_memory) {
   int failed = 0;
   for (uint64_t n = 0, done = 0; !done; n++) {
     set_up(2);
@@ -893,15 +883,4 @@ static void test_without_memory(void **state) {
     finish();
   }
   assert_true(failed > 3);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_filters_are_checked),
-      cmocka_unit_test(test_nothing_below),  cmocka_unit_test(test_taken_away),
-      cmocka_unit_test(test_retry),          cmocka_unit_test(test_sparse_is_checked),
-      cmocka_unit_test(test_not_merged),     cmocka_unit_test(test_withdrawn),
-      cmocka_unit_test(test_without_memory), cmocka_unit_test(test_random),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

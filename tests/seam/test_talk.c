@@ -9,8 +9,7 @@ static float weights[COUNT], into[COUNT];
 static const mlfab_buf all = {0, 0, weights, COUNT};
 
 /* A worker beside two servers pushes and pulls; the link to one of them breaks in between. */
-static void test_worker(void **state) {
-  (void)state;
+SCENE(test_worker) {
   talk_init(&t);
   talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
                                 .rank = 2,
@@ -86,15 +85,13 @@ static void serve(int rank) {
   talk_close(&t);
 }
 
-static void test_server(void **state) {
-  (void)state;
+SCENE(test_server) {
   serve(0);
   serve(1);
 }
 
 /* A scheduler process calls the servers. */
-static void test_scheduler(void **state) {
-  (void)state;
+SCENE(test_scheduler) {
   talk_init(&t);
   t.by_hand = 1;
   talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
@@ -111,13 +108,4 @@ static void test_scheduler(void **state) {
   }
   assert_int_equal(mlfab_node_ready(t.node, NULL), 1);
   talk_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_worker),
-      cmocka_unit_test(test_server),
-      cmocka_unit_test(test_scheduler),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

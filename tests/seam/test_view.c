@@ -301,8 +301,7 @@ static void heard(uint32_t pulls, uint32_t cancels) {
 
 /* --- right frames --- */
 
-static void test_two_servers(void **state) {
-  (void)state;
+SCENE(test_two_servers) {
   begin();
   mlfab_request request = ask_all();
   heard(1, 0);
@@ -331,8 +330,7 @@ static void test_two_servers(void **state) {
 }
 
 /* The fifth is refused; those that nobody releases end with the worker. */
-static void test_limit(void **state) {
-  (void)state;
+SCENE(test_limit) {
   begin();
   for (int i = 0; i < MLFAB_VIEWS_MAX; i++) {
     ask_all();
@@ -396,8 +394,7 @@ static void random_view(mlfab__rng *prng) {
   look(ways[way].sorted, ways[way].n);
 }
 
-static void test_random(void **state) {
-  (void)state;
+SCENE(test_random) {
   for (uint64_t seed = 1; seed <= 60; seed++) {
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
@@ -487,8 +484,7 @@ static void tell_wrong(enum wrong wrong) {
 }
 
 /* The link is dropped, and everything of this server is asked for again. */
-static void test_wrong(void **state) {
-  (void)state;
+SCENE(test_wrong) {
   for (uint32_t wrong = 0; wrong < WRONGS; wrong++) {
     for (int others = 0; others < 2; others++) {
       begin();
@@ -514,8 +510,7 @@ static void test_wrong(void **state) {
 }
 
 /* A server tells of other tensors' bytes in the same slices, which nobody asked for. */
-static void test_not_asked_for(void **state) {
-  (void)state;
+SCENE(test_not_asked_for) {
   begin();
   mlfab_request request = ask_for(every + 1, 1, 0);
   uint32_t s = servers[0].pulls ? 0 : 1;
@@ -531,8 +526,7 @@ static void test_not_asked_for(void **state) {
 }
 
 /* No server fills the memory. */
-static void test_too_many_runs(void **state) {
-  (void)state;
+SCENE(test_too_many_runs) {
   begin();
   mlfab_request request = ask_all();
   list(0, 0);
@@ -549,8 +543,7 @@ static void test_too_many_runs(void **state) {
 }
 
 /* Frames that come too late, or are of something else, change nothing. */
-static void test_ignored(void **state) {
-  (void)state;
+SCENE(test_ignored) {
   static float weights[NARROW];
   begin();
   mlfab_request request = ask_all();
@@ -591,8 +584,7 @@ static void test_ignored(void **state) {
 
 /* --- links and withdrawals --- */
 
-static void test_link_before(void **state) {
-  (void)state;
+SCENE(test_link_before) {
   for (int same = 0; same < 2; same++) {
     begin();
     mlfab_request request = ask_all();
@@ -612,8 +604,7 @@ static void test_link_before(void **state) {
   }
 }
 
-static void test_link_after(void **state) {
-  (void)state;
+SCENE(test_link_after) {
   static const int ends[] = {0, MLFAB_ERR_TIMEOUT, MLFAB_ERR_CANCELLED};
   for (int same = 0; same < 2; same++) {
     for (int i = 0; i < 3; i++) {
@@ -638,8 +629,7 @@ static void test_link_after(void **state) {
   }
 }
 
-static void test_dead(void **state) {
-  (void)state;
+SCENE(test_dead) {
   for (uint32_t dead = 0; dead < SERVERS; dead++) {
     begin();
     mlfab_request request = ask_all();
@@ -660,8 +650,7 @@ static void test_dead(void **state) {
 }
 
 /* Rounds went on without this worker: its update has another number, and the view that waits for it is asked for again. */
-static void test_renumbered(void **state) {
-  (void)state;
+SCENE(test_renumbered) {
   static double zeros[WIDE];
   start(0, MLFAB_SYNC_BSP);
   CALL(&t, PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}, {2, 0, zeros, LAST}));
@@ -701,8 +690,7 @@ static void move(const uint32_t owners[SLICES]) {
 }
 
 /* Slices move: the servers end what they have of the view, and are asked anew. */
-static void test_moved(void **state) {
-  (void)state;
+SCENE(test_moved) {
   for (uint32_t told = 0; told < 3; told++) {
     begin();
     mlfab_request request = ask_all();
@@ -722,8 +710,7 @@ static void test_moved(void **state) {
 }
 
 /* All slices leave a server that had told. */
-static void test_moved_away(void **state) {
-  (void)state;
+SCENE(test_moved_away) {
   static const uint32_t owners[SLICES] = {1, 1, 1, 1};
   begin();
   mlfab_request request = ask_all();
@@ -764,8 +751,7 @@ static void send_copy(mlfab_request request) {
   assert_int_equal(drops(), 0);
 }
 
-static void test_copies(void **state) {
-  (void)state;
+SCENE(test_copies) {
   enum { NOT_HELD, OTHER_FILE, NO_TABLE, REFUSED, BOTH_REFUSED, SOME_NOT_HELD, LATE, HOWS };
   static uint8_t elsewhere[64];
   for (int how = 0; how < HOWS; how++) {
@@ -798,8 +784,7 @@ static void test_copies(void **state) {
   }
 }
 
-static void test_refused(void **state) {
-  (void)state;
+SCENE(test_refused) {
   begin();
   mlfab_request request = ask_all();
   tell_all(0, 0);
@@ -817,8 +802,7 @@ static void test_refused(void **state) {
 }
 
 /* Every allocation fails once, from the call on: an error, or a link that is given up; and nothing is held. */
-static void test_memory(void **state) {
-  (void)state;
+SCENE(test_memory) {
   for (int copies = 0; copies < 2; copies++) {
     int refused = 0, given_up = 0, done = 0;
     for (uint64_t k = 0; !done; k++) {
@@ -853,18 +837,4 @@ static void test_memory(void **state) {
     assert_true(refused > 0);
     assert_true(copies || given_up > 0);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_two_servers),   cmocka_unit_test(test_limit),
-      cmocka_unit_test(test_random),        cmocka_unit_test(test_wrong),
-      cmocka_unit_test(test_not_asked_for), cmocka_unit_test(test_too_many_runs),
-      cmocka_unit_test(test_ignored),       cmocka_unit_test(test_link_before),
-      cmocka_unit_test(test_link_after),    cmocka_unit_test(test_dead),
-      cmocka_unit_test(test_renumbered),    cmocka_unit_test(test_moved),
-      cmocka_unit_test(test_moved_away),    cmocka_unit_test(test_copies),
-      cmocka_unit_test(test_refused),       cmocka_unit_test(test_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

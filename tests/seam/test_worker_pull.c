@@ -52,8 +52,7 @@ static void complete(mlfab_request request) {
   assert_shard(1, 11);
 }
 
-static void test_by_hop(void **state) {
-  (void)state;
+OPEN(test_by_hop) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
   assert_true(talk_linked(&t, HOP(3)));
@@ -76,8 +75,7 @@ static void test_by_hop(void **state) {
 }
 
 /* Only the newest route counts, whichever frame announces it first. */
-static void test_ways(void **state) {
-  (void)state;
+MET(test_ways) {
   mlfab_request request = pull_all();
   memset(pulled, 0, sizeof pulled);
   pull_via(0, 4, 3);
@@ -106,8 +104,7 @@ static void test_ways(void **state) {
 }
 
 /* The newest route is the server's own, or another's: the old distributor's frames count no more. */
-static void test_old_ways(void **state) {
-  (void)state;
+MET(test_old_ways) {
   mlfab_request request = pull_all();
   memset(pulled, 0, sizeof pulled);
   pull_via(0, 4, 3);
@@ -120,8 +117,7 @@ static void test_old_ways(void **state) {
 }
 
 /* The distributor's link breaks after part of the shard: frames may be lost, so the part is void. */
-static void test_hop_lost(void **state) {
-  (void)state;
+MET(test_hop_lost) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
   assert_true(wanted(3)); /* it broke before any frame: they may arrive on another link */
@@ -141,8 +137,7 @@ static void test_hop_lost(void **state) {
 }
 
 /* Requested again on a new link: a former distributor's older attempt does not count. */
-static void test_asked_again(void **state) {
-  (void)state;
+MET(test_asked_again) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
   model(3, 0, 4, 0, 4, 0);
@@ -161,8 +156,7 @@ static void test_asked_again(void **state) {
 }
 
 /* The shard may become complete while the server's link is down: then it is not requested again. */
-static void test_without_server(void **state) {
-  (void)state;
+OPEN(test_without_server) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
   talk_break(&t, SERVER(0));
@@ -173,8 +167,7 @@ static void test_without_server(void **state) {
   complete(request);
 }
 
-static void test_ends(void **state) {
-  (void)state;
+MET(test_ends) {
   /* The deadline passes: both servers are told, and the distributor's link is not wanted any more. */
   const mlfab_pull_options options = {.size = sizeof options, .timeout_ns = 2000000000};
   mlfab_request request = CALL(&t, PULL, BUFS(buffer(MLFAB_ALL, pulled)), .options = &options);
@@ -213,16 +206,14 @@ static void test_ends(void **state) {
 }
 
 /* The node is closed while a distributor has sent some of the model. */
-static void test_close(void **state) {
-  (void)state;
+OPEN(test_close) {
   pull_all();
   pull_via(0, 4, 3);
   model(3, 0, 4, 0, 4, 0);
 }
 
 /* A server tells whom it waits for, which an expired deadline then names, unless this server has answered since. */
-static void test_state(void **state) {
-  (void)state;
+OPEN(test_state) {
   static const char text[] = ", the slowest, at server 1: SSP: V_train is 3";
   const mlfab_pull_options options = {.size = sizeof options, .timeout_ns = 2000000000};
   for (uint32_t at = 2; at-- > 0;) {
@@ -267,8 +258,7 @@ static void cut(uint32_t who, uint8_t type, uint32_t bytes, const char *text) {
       "a malformed " #TYPE)
 
 /* A pull by way of worker 3, so that the node wishes for that link. */
-static void test_frames_that_do_not_parse(void **state) {
-  (void)state;
+OPEN(test_frames_that_do_not_parse) {
   pull_all();
   pull_via(0, 4, 3);
   talk_wait(&t, BEAT / 2);
@@ -289,8 +279,7 @@ static void test_frames_that_do_not_parse(void **state) {
   }
 }
 
-static void test_frames_that_do_not_fit(void **state) {
-  (void)state;
+OPEN(test_frames_that_do_not_fit) {
   CALL(&t, PUSH, BUFS(buffer(0, weights), buffer(1, weights)));
   HEAR_PUSH(&t, SERVER(0), (u = m->seq) > 0);
   talk_skip(&t, SERVER(1));
@@ -319,8 +308,7 @@ static void test_frames_that_do_not_fit(void **state) {
 }
 
 /* Model bytes outside the shard, the slice or the request, or none at all. */
-static void test_model_that_does_not_fit(void **state) {
-  (void)state;
+OPEN(test_model_that_does_not_fit) {
   static const uint8_t bulk[SLICE] = {1};
   mlfab_request request = CALL(&t, PULL, BUFS(buffer(0, pulled)));
   HEAR_PULL(&t, SERVER(0), (asked = m->request) > 0);
@@ -383,8 +371,7 @@ static void end_change(mlfab_request request, int code, int32_t rank, const char
   if (code) assert_string_equal(talk_error(&t), text);
 }
 
-static void test_set_sync(void **state) {
-  (void)state;
+OPEN(test_set_sync) {
   mlfab_request request = change(MLFAB_ALL);
   for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1);
   changed(0, 0, 0); /* news only */
@@ -411,8 +398,7 @@ static void test_set_sync(void **state) {
   talk_back(&t, SERVER(1));
 }
 
-static void test_set_sync_fails(void **state) {
-  (void)state;
+OPEN(test_set_sync_fails) {
   uint64_t ask = 0;
   mlfab_request request = change(MLFAB_ALL);
   for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 1);
@@ -449,8 +435,7 @@ static void test_set_sync_fails(void **state) {
   end_change(request, 0, MLFAB_NO_RANK, NULL);
 }
 
-static void test_set_sync_is_checked(void **state) {
-  (void)state;
+OPEN(test_set_sync_is_checked) {
   mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = -1};
   const struct {
     const mlfab_sync *sync;
@@ -470,28 +455,4 @@ static void test_set_sync_is_checked(void **state) {
   sync.staleness = 0;
   FAILS(&t, MLFAB_ERR_AGAIN, SET_SYNC, .options = &sync, .server = 1);
   PENDING(&t, request);
-}
-
-#define OPEN(test) cmocka_unit_test_setup_teardown(test, open_worker, close_worker)
-#define MET(test) cmocka_unit_test_setup_teardown(test, open_met_worker, close_worker)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      OPEN(test_by_hop),
-      MET(test_ways),
-      MET(test_old_ways),
-      MET(test_hop_lost),
-      MET(test_asked_again),
-      OPEN(test_without_server),
-      MET(test_ends),
-      OPEN(test_close),
-      OPEN(test_state),
-      OPEN(test_frames_that_do_not_parse),
-      OPEN(test_frames_that_do_not_fit),
-      OPEN(test_model_that_does_not_fit),
-      OPEN(test_set_sync),
-      OPEN(test_set_sync_fails),
-      OPEN(test_set_sync_is_checked),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

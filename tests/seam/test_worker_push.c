@@ -8,8 +8,7 @@ enum { SLICES = BYTES / SLICE };
 
 /* --- announcing --- */
 
-static void test_announce(void **state) {
-  (void)state;
+OPEN(test_announce) {
   mlfab_push_options options = {.size = sizeof options, .scale = 1, .norm = 2.5};
   push_with(MLFAB_ALL, &options);
   for (uint32_t s = 0; s < SERVERS; s++) {
@@ -29,8 +28,7 @@ static void test_announce(void **state) {
 }
 
 /* The norm of a sparse update is that of its values. */
-static void test_clip_sparse(void **state) {
-  (void)state;
+OPEN(test_clip_sparse) {
   uint64_t indices[3] = {0, 5, 4000};
   float values[3] = {2.0f, 3.0f, 6.0f};
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .clip_norm = 3.5};
@@ -41,8 +39,7 @@ static void test_clip_sparse(void **state) {
                 m->norm >= 7.0 && m->norm <= 7.0 && m->scale >= 0.5 && m->scale <= 0.5);
 }
 
-static void test_norm_is_checked(void **state) {
-  (void)state;
+OPEN(test_norm_is_checked) {
   const double infinite = 1e308 * 10.0;
   const double wrong[] = {-1.0, infinite, -infinite, infinite - infinite};
   mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
@@ -54,8 +51,7 @@ static void test_norm_is_checked(void **state) {
 }
 
 /* Scale 0 in options without the mark of MLFAB_PUSH_OPTIONS_INIT is a forgotten member. A scale of 0 that was meant goes. */
-static void test_scale_of_nobody(void **state) {
-  (void)state;
+OPEN(test_scale_of_nobody) {
   mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH, BUFS(buffer(0, weights)),
         .options = &(mlfab_push_options){.size = sizeof options});
@@ -69,8 +65,7 @@ static void test_scale_of_nobody(void **state) {
 }
 
 /* Which large updates are planned. The others come with bytes. */
-static void test_what_is_planned(void **state) {
-  (void)state;
+SCENE(test_what_is_planned) {
   const struct {
     uint32_t scheduler, sync, deterministic, flags;
   } cases[] = {{MLFAB_SCHEDULER_NONE, 0, 0, 0},
@@ -89,8 +84,7 @@ static void test_what_is_planned(void **state) {
 }
 
 /* Worker 0's first weights wait for no plan. */
-static void test_first_weights(void **state) {
-  (void)state;
+SCENE(test_first_weights) {
   mlfab_config config = world(MLFAB_SCHEDULER_BESIDE);
   config.rank = 0;
   talk_init(&t);
@@ -107,8 +101,7 @@ static void test_first_weights(void **state) {
 
 /* A planned update uses no credit, so it does not wait for credit, even when the server has given more of it than the
  * worker's limit for small updates. */
-static void test_planned_takes_no_credit(void **state) {
-  (void)state;
+OPEN(test_planned_takes_no_credit) {
   const mlfab_push_options alone = {.size = sizeof alone, .scale = 1, .clip_norm = 1e9};
   for (uint64_t i = 1; i <= 4; i++) {
     push_with(1, &alone);
@@ -124,8 +117,7 @@ static void test_planned_takes_no_credit(void **state) {
 
 /* Updates that wait for the link are merged when their numbers are consecutive and their bytes the same. Planned ones are
  * not merged, because each is placed by itself. */
-static void test_merging(void **state) {
-  (void)state;
+OPEN(test_merging) {
   mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
   talk_room(&t, SERVER(1), 0);
   push(2);
@@ -145,8 +137,7 @@ static void test_merging(void **state) {
 }
 
 /* An update of all tensors is merged with another one of all. The same count for one tensor is out of range. */
-static void test_merge_of_all(void **state) {
-  (void)state;
+SCENE(test_merge_of_all) {
   enum { EACH = 1024 };
   const mlfab_config config = world(MLFAB_SCHEDULER_NONE);
   mlfab_buf all = {.tensor = MLFAB_ALL, .data = weights, .count = 2 * EACH}, wrong = all;
@@ -169,8 +160,7 @@ static void test_merge_of_all(void **state) {
 
 /* --- the route of an update --- */
 
-static void test_by_hop(void **state) {
-  (void)state;
+OPEN(test_by_hop) {
   mlfab_request request = push_announced();
   for (uint32_t s = 0; s < SERVERS; s++) via(s, 1, 7 + s, 3);
   assert_true(talk_linked(&t, HOP(3))); /* before any grant, because the grant arrives over it */
@@ -205,8 +195,7 @@ static void test_by_hop(void **state) {
 }
 
 /* Updates routed to an aggregator are not sent over the server's link, and its grants have no effect. */
-static void test_grant_of_the_server(void **state) {
-  (void)state;
+OPEN(test_grant_of_the_server) {
   push_first();
   via(0, 1, 7, 3);
   grant(0, 1, SHARD);
@@ -228,8 +217,7 @@ static void test_grant_of_the_server(void **state) {
 
 /* From one aggregator to another and back: the first one's bytes are taken back; if they are reported all the same, the
  * report does not count for the bytes that are lent now. */
-static void test_hop_and_back(void **state) {
-  (void)state;
+OPEN(test_hop_and_back) {
   mlfab_request request = push_first();
   talk_room(&t, HOP(3), 2);
   via(0, 1, 7, 3);
@@ -256,8 +244,7 @@ static void test_hop_and_back(void **state) {
 }
 
 /* The same aggregator with a new number: starts at the first byte, and the lent bytes stay lent. */
-static void test_group_begins_anew(void **state) {
-  (void)state;
+OPEN(test_group_begins_anew) {
   mlfab_request request = push_first();
   via(0, 1, 7, 3);
   hop_grant(3, 0, 1, 7, SHARD);
@@ -279,8 +266,7 @@ static void test_group_begins_anew(void **state) {
 }
 
 /* The server's link holds some bytes, too: all must be returned. */
-static void test_lent_to_both(void **state) {
-  (void)state;
+OPEN(test_lent_to_both) {
   mlfab_request request = push_first();
   grant(0, 1, 2 * CHUNK);
   assert_int_equal(talk_skip(&t, SERVER(0)), 2);
@@ -298,8 +284,7 @@ static void test_lent_to_both(void **state) {
 
 /* The aggregator's grant arrives before the server's VIA: the worker adopts the route, and does not restart when VIA
  * arrives. */
-static void test_adopted(void **state) {
-  (void)state;
+MET(test_adopted) {
   push_first();
   via(0, u, 5, 2);
   talk_room(&t, HOP(2), 1);
@@ -330,8 +315,7 @@ static void test_adopted(void **state) {
 
 /* A stream was reset between a grant and its arrival. A server that then grants directly, because it never put the update
  * into a group, is obeyed. */
-static void test_adopted_too_late(void **state) {
-  (void)state;
+MET(test_adopted_too_late) {
   push_first();
   talk_break(&t, SERVER(0));
   hop_grant(3, 0, u, 7, SHARD); /* nothing is sent while the stream is down */
@@ -357,8 +341,7 @@ static void test_adopted_too_late(void **state) {
 }
 
 /* VIA frames of a former stream, for decided updates, and for unknown ones. */
-static void test_old_words(void **state) {
-  (void)state;
+MET(test_old_words) {
   push_announced();
   SAY(&t, SERVER(0), VIA, via, .seq = u, .group = 7, .generation = 0, .aggregator = 3);
   via(0, u + 1, 7, 3);
@@ -372,8 +355,7 @@ static void test_old_words(void **state) {
   assert_int_equal(talk_stats(&t).frames_refused, 0);
 }
 
-static void test_hop_lost(void **state) {
-  (void)state;
+OPEN(test_hop_lost) {
   mlfab_request request = push_announced();
   via(0, 1, 7, 3);
   via(1, 1, 7, 2);
@@ -415,8 +397,7 @@ static mlfab_request push_by_hop(void) {
   return request;
 }
 
-static void test_server_lost(void **state) {
-  (void)state;
+OPEN(test_server_lost) {
   mlfab_request request = push_by_hop();
   talk_break(&t, SERVER(0));
   assert_int_equal(t.detached, LENT); /* the other server's part stays lent */
@@ -435,8 +416,7 @@ static void test_server_lost(void **state) {
 }
 
 /* RESEND: the link stays, the stream starts again. An update that the server has decided is not announced again. */
-static void test_resend(void **state) {
-  (void)state;
+OPEN(test_resend) {
   mlfab_request request = push_by_hop();
   ack(1, 1, 0);
   SAY(&t, SERVER(0), RESEND, resend, .generation = 5);
@@ -455,8 +435,7 @@ static void test_resend(void **state) {
   ENDS(&t, request, 0);
 }
 
-static void test_server_dead(void **state) {
-  (void)state;
+OPEN(test_server_dead) {
   mlfab_request request = push_by_hop();
   ack(1, 1, 0);
   for (uint32_t i = 0; i < t.nloans; i++)
@@ -468,8 +447,7 @@ static void test_server_dead(void **state) {
 }
 
 /* Another copy of server 0 answers: what the former one had applied and this one has not is counted once. */
-static void test_another_copy(void **state) {
-  (void)state;
+SCENE(test_another_copy) {
   mlfab_config config = world(MLFAB_SCHEDULER_OWN);
   config.replicas = 1;
   begin_with(&config, NULL);
@@ -497,8 +475,7 @@ static void test_another_copy(void **state) {
 }
 
 /* The error of a DURABLE update says that it may have been applied already, and waits for the replica. */
-static void test_withdraw_durable(void **state) {
-  (void)state;
+SCENE(test_withdraw_durable) {
   mlfab_config config = world(MLFAB_SCHEDULER_OWN);
   config.replicas = 1;
   begin_with(&config, NULL);
@@ -519,8 +496,7 @@ static void test_withdraw_durable(void **state) {
 }
 
 /* Slices have moved. An update that one server has decided is not sent to another one. */
-static void test_lost_in_a_move(void **state) {
-  (void)state;
+OPEN(test_lost_in_a_move) {
   uint32_t owners[SLICES];
   for (uint32_t i = 0; i < SLICES; i++) owners[i] = i / (SLICES / SERVERS);
   for (uint32_t at = 0; at < SERVERS; at++) { /* the server that has decided it */
@@ -533,8 +509,7 @@ static void test_lost_in_a_move(void **state) {
 }
 
 /* A server joins the running fabric, and gets slices: it takes updates then. It has the model from server 0. */
-static void test_server_comes(void **state) {
-  (void)state;
+SCENE(test_server_comes) {
   uint32_t owners[SLICES];
   mlfab_config config = world(MLFAB_SCHEDULER_BESIDE);
   config.servers_max = SERVERS + 1;
@@ -565,8 +540,7 @@ static void test_server_comes(void **state) {
 }
 
 /* The deadline passes: every link returns its bytes at once, and frames that cross WITHDRAW change nothing. */
-static void test_withdraw(void **state) {
-  (void)state;
+OPEN(test_withdraw) {
   const mlfab_push_options options = {.size = sizeof options, .scale = 1, .timeout_ns = 1500000000};
   mlfab_request request = push_with(MLFAB_ALL, &options);
   int status = 1;
@@ -596,8 +570,7 @@ static void test_withdraw(void **state) {
 }
 
 /* A node leaves while bytes are lent: its links close, and nothing borrows them any more. */
-static void test_close(void **state) {
-  (void)state;
+OPEN(test_close) {
   push_by_hop();
   mlfab_node_leave(t.node, t.now);
   talk_wait(&t, 2 * (uint64_t)BEAT);
@@ -607,8 +580,7 @@ static void test_close(void **state) {
 }
 
 /* A reused slot tells its own bulks from those of the previous update. */
-static void test_slot_used_again(void **state) {
-  (void)state;
+OPEN(test_slot_used_again) {
   for (uint64_t seq = 1; seq <= 2; seq++) {
     mlfab_request request = push_first();
     via(0, seq, 6 + seq, 3);
@@ -631,8 +603,7 @@ static void test_slot_used_again(void **state) {
 /* --- drops --- */
 
 /* Each server's verdict on an update of both, and the end of the update. */
-static void test_verdicts(void **state) {
-  (void)state;
+OPEN(test_verdicts) {
   enum { DROP = MLFAB_ERR_DROPPED };
   const struct {
     int codes[2];
@@ -698,8 +669,7 @@ static void test_verdicts(void **state) {
 }
 
 /* No caller waits for it. */
-static void test_dropped_and_abandoned(void **state) {
-  (void)state;
+OPEN(test_dropped_and_abandoned) {
   mlfab_buf buf = buffer(0, weights);
   const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_PUSH, .bufs = &buf, .n = 1};
   assert_int_equal(mlfab_node_submit(t.node, &call, t.now, NULL), 0);
@@ -712,8 +682,7 @@ static void test_dropped_and_abandoned(void **state) {
 }
 
 /* Dropped while an aggregator's link borrows some of it: the buffer waits for that. */
-static void test_dropped_at_a_hop(void **state) {
-  (void)state;
+OPEN(test_dropped_at_a_hop) {
   mlfab_request request = push_first();
   via(0, 1, 7, 3);
   hop_grant(3, 0, 1, 7, SHARD);
@@ -725,8 +694,7 @@ static void test_dropped_at_a_hop(void **state) {
 
 /* Updates without a part for a server count there too. The worker tells it when it begins to count, on a new link, and when
  * its answer shows that it does not know; while it does not count, never. */
-static void test_progress_of_others(void **state) {
-  (void)state;
+OPEN(test_progress_of_others) {
   for (uint64_t i = 1; i <= 3; i++) {
     push_first();
     ack_reached(0, i, 0, 1, 0, i);
@@ -754,8 +722,7 @@ static void test_progress_of_others(void **state) {
 
 /* Rounds went on without this worker: its next update belongs to the open round at all servers, and pulls wait for that
  * round. */
-static void test_dropped_late(void **state) {
-  (void)state;
+SCENE(test_dropped_late) {
   static uint8_t into[BYTES];
   begin(MLFAB_SCHEDULER_NONE,
         &(mlfab_model_options){
@@ -789,8 +756,7 @@ static void test_dropped_late(void **state) {
 
 /* The answer to an update that was not applied is lost: the window in HELLO_ACK tells whether it was dropped and may be
  * retried, whatever the consistency model is now. */
-static void test_lost_drop(void **state) {
-  (void)state;
+SCENE(test_lost_drop) {
   for (uint32_t i = 0; i < 4; i++) {
     uint32_t dropped = i % 2;
     begin(MLFAB_SCHEDULER_NONE,
@@ -811,8 +777,7 @@ static void test_lost_drop(void **state) {
 }
 
 /* The caller's count is compared with the library's before anything is sent. */
-static void test_progress_is_checked(void **state) {
-  (void)state;
+OPEN(test_progress_is_checked) {
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0};
   for (options.iteration = 1; options.iteration < 5; options.iteration++) {
     char text[80];
@@ -832,8 +797,7 @@ static void test_progress_is_checked(void **state) {
 /* --- bytes --- */
 
 /* Packets are not cut, wherever a grant ends; a packet that is not granted whole waits. */
-static void test_packets_by_hop(void **state) {
-  (void)state;
+OPEN(test_packets_by_hop) {
   static uint64_t indices[SHARD / 4];
   static float values[SHARD / 4];
   for (uint32_t i = 0; i < SHARD / 4; i++) indices[i] = i, values[i] = 1.0f;
@@ -920,8 +884,7 @@ static uint64_t check_part(mlfab__rng *prng, const uint32_t *owners, uint32_t te
 }
 
 /* Servers have joined and left: a server's slices are scattered; it gets those and nothing else. */
-static void test_scattered_slices(void **state) {
-  (void)state;
+OPEN(test_scattered_slices) {
   mlfab__rng prng;
   uint64_t tops[SERVERS] = {0};
   mlfab__rng_seed(&prng, 3);
@@ -944,50 +907,4 @@ static void test_scattered_slices(void **state) {
       tops[s] = mlfab__max(tops[s], check_part(&prng, owners, tensors, s));
     ENDS(&t, request, 0);
   }
-}
-
-#define OPEN(test) cmocka_unit_test_setup_teardown(test, open_worker, close_worker)
-#define MET(test) cmocka_unit_test_setup_teardown(test, open_met_worker, close_worker)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      OPEN(test_announce),
-      OPEN(test_clip_sparse),
-      OPEN(test_norm_is_checked),
-      OPEN(test_scale_of_nobody),
-      cmocka_unit_test(test_what_is_planned),
-      cmocka_unit_test(test_first_weights),
-      OPEN(test_planned_takes_no_credit),
-      OPEN(test_merging),
-      cmocka_unit_test(test_merge_of_all),
-      OPEN(test_by_hop),
-      OPEN(test_grant_of_the_server),
-      OPEN(test_hop_and_back),
-      OPEN(test_group_begins_anew),
-      OPEN(test_lent_to_both),
-      MET(test_adopted),
-      MET(test_adopted_too_late),
-      MET(test_old_words),
-      OPEN(test_hop_lost),
-      OPEN(test_server_lost),
-      OPEN(test_resend),
-      OPEN(test_server_dead),
-      cmocka_unit_test(test_another_copy),
-      cmocka_unit_test(test_withdraw_durable),
-      OPEN(test_lost_in_a_move),
-      cmocka_unit_test(test_server_comes),
-      OPEN(test_withdraw),
-      OPEN(test_close),
-      OPEN(test_slot_used_again),
-      OPEN(test_verdicts),
-      OPEN(test_dropped_and_abandoned),
-      OPEN(test_dropped_at_a_hop),
-      OPEN(test_progress_of_others),
-      cmocka_unit_test(test_dropped_late),
-      cmocka_unit_test(test_lost_drop),
-      OPEN(test_progress_is_checked),
-      OPEN(test_packets_by_hop),
-      OPEN(test_scattered_slices),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -528,8 +528,7 @@ static void play_updates(uint64_t seed) {
   talk_close(&t);
 }
 
-static void test_updates(void **state) {
-  (void)state;
+SCENE(test_updates) {
   run_seeds(200, play_updates);
   if (test_seed() || test_scale() < 1) return;
   /* Every interesting event has occurred, and often. */
@@ -746,18 +745,9 @@ static void walk_pulls(uint64_t seed) {
   talk_close(&t);
 }
 
-static void test_pulls(void **state) {
-  (void)state;
+SCENE(test_pulls) {
   run_seeds(60, walk_pulls);
   if (test_seed() || test_scale() < 1) return;
   const uint64_t totals[] = {pulls - cancelled, cancelled, done_by_hop, ways_adopted, stale};
   for (uint32_t i = 0; i < MLFAB__COUNT(totals); i++) assert_true(totals[i] > 80);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_updates),
-      cmocka_unit_test(test_pulls),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

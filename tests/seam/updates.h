@@ -10,11 +10,7 @@
 #include "tests/unit/scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/seam/scene.h"
 
 enum { UPDATE_SEGMENTS = 8 };
 

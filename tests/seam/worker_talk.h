@@ -152,4 +152,7 @@ static inline int open_met_worker(void **state) {
   return 0;
 }
 
+#define OPEN(name) SCENE_WITH(name, open_worker, close_worker)
+#define MET(name) SCENE_WITH(name, open_met_worker, close_worker)
+
 #endif

@@ -15,12 +15,7 @@
 #include "core/wire/peer_wire.h"
 #include "mlfab_node.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/seam/scene.h"
 
 enum { WORK_PEERS = 16, WORK_LENT = 256, WORK_CALLS = 8 };
 #define WORK_ALL UINT32_MAX /* room for any number of frames */

@@ -1,0 +1,37 @@
+/* scene.h - SCENE(name) begins a test. A file is a list of scenes; main runs them in this order. */
+#ifndef SCENE_H
+#define SCENE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct CMUnitTest scene_list[64];
+static uint32_t scene_count;
+
+static inline void scene_add(struct CMUnitTest test) {
+  if (scene_count == sizeof scene_list / sizeof *scene_list) abort();
+  scene_list[scene_count++] = test;
+}
+
+#define BEFORE_MAIN __attribute__((constructor)) static void
+/* Adds a test to the list: its function, what runs before and after it, and its first state. */
+#define SCENE_ADD(name, ...) \
+  BEFORE_MAIN name##_joins(void) { scene_add((struct CMUnitTest){#name, __VA_ARGS__}); }
+#define SCENE_WITH(name, before, after)      \
+  static void name(void **state);            \
+  SCENE_ADD(name, name, before, after, NULL) \
+  static void name(void **state __attribute__((unused)))
+#define SCENE(name) SCENE_WITH(name, NULL, NULL)
+
+/* MLFAB_TEST=test_a*: only the scenes with these names. */
+int main(void) {
+  cmocka_set_test_filter(getenv("MLFAB_TEST"));
+  return cmocka_run_group_tests(scene_list, NULL, NULL);
+}
+
+#endif
