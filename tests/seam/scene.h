@@ -26,7 +26,19 @@ static inline void scene_add(struct CMUnitTest test) {
   static void name(void **state);            \
   SCENE_ADD(name, name, before, after, NULL) \
   static void name(void **state __attribute__((unused)))
-#define SCENE(name) SCENE_WITH(name, NULL, NULL)
+/* A header that plays peers defines what ends a scene. */
+#ifndef SCENE_ENDS
+#define SCENE_ENDS (void)0
+#endif
+#define SCENE(name)                       \
+  static void name##_is_played(void);     \
+  static void name(void **state) {        \
+    (void)state;                          \
+    name##_is_played();                   \
+    SCENE_ENDS;                           \
+  }                                       \
+  SCENE_ADD(name, name, NULL, NULL, NULL) \
+  static void name##_is_played(void)
 
 /* MLFAB_TEST=test_a*: only the scenes with these names. */
 int main(void) {

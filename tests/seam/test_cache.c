@@ -24,7 +24,6 @@ typedef struct source { /* a server, and the pull that it answers */
   uint64_t at, label;
 } source;
 
-static talk t;
 static mlfab__rng prng;
 static mlfab__env memory; /* of the layout */
 
@@ -119,18 +118,18 @@ static void move_slices(uint32_t server) {
 static void listen(void) {
   for (uint32_t k = 0; k < F.servers; k++) {
     source *s = &F.sources[k];
-    for (const talk_frame *f; (f = talk_peer_of(&t, SERVER(k))->first);) {
+    for (const talk_frame *f; (f = talk_peer_of(SERVER(k))->first);) {
       if (f->header.type == MLFAB__PULL_CANCEL) {
-        HEAR(&t, SERVER(k), PULL_CANCEL, pull_cancel,
+        HEAR(SERVER(k), PULL_CANCEL, pull_cancel,
              (s->request = s->request == m->request ? 0 : s->request, 1));
         continue;
       }
-      HEAR_PULL(&t, SERVER(k),
-                (s->request == 0 || F.half) && m->segments <= 64 && m->sinces <= SLICES &&
-                    (s->request = m->request) > 0 && (s->asked_epoch = m->epoch, 1) &&
-                    (s->nsegments = m->segments, s->nsinces = m->sinces, 1));
-      memcpy(s->segments, t.segments, s->nsegments * sizeof *s->segments);
-      memcpy(s->sinces, t.versions, s->nsinces * sizeof *s->sinces);
+      HEAR_PULL(SERVER(k), (s->request == 0 || F.half) && m->segments <= 64 &&
+                               m->sinces <= SLICES && (s->request = m->request) > 0 &&
+                               (s->asked_epoch = m->epoch, 1) &&
+                               (s->nsegments = m->segments, s->nsinces = m->sinces, 1));
+      memcpy(s->segments, t->segments, s->nsegments * sizeof *s->segments);
+      memcpy(s->sinces, t->versions, s->nsinces * sizeof *s->sinces);
       s->slice = UINT32_MAX;
       s->next = 0;
       F.asks++;
@@ -146,19 +145,19 @@ static uint32_t replicas; /* of each server */
 static void prepare(uint32_t servers) {
   memset(&F, 0, sizeof F);
   F.servers = servers;
-  talk_init(&t);
-  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
-                                .roles = MLFAB_ROLE_WORKER,
-                                .rank = 1,
-                                .workers = 2,
-                                .servers = servers,
-                                .dedicated = 1,
-                                .replicas = replicas,
-                                .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0,
-                                .chunk_bytes = 4096,
-                                .heartbeat_ns = BEAT_NS});
+  talk_init();
+  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
+                            .roles = MLFAB_ROLE_WORKER,
+                            .rank = 1,
+                            .workers = 2,
+                            .servers = servers,
+                            .dedicated = 1,
+                            .replicas = replicas,
+                            .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0,
+                            .chunk_bytes = 4096,
+                            .heartbeat_ns = BEAT_NS});
   for (uint32_t i = 0; i < TENSORS; i++)
-    CALL(&t, TENSOR_ADD, .tensor = i, .dtype = shapes[i].dtype, .count = shapes[i].count);
+    CALL(TENSOR_ADD, .tensor = i, .dtype = shapes[i].dtype, .count = shapes[i].count);
 }
 
 static void begin(uint32_t servers, const mlfab_model_options *given) {
@@ -169,7 +168,7 @@ static void begin(uint32_t servers, const mlfab_model_options *given) {
   options.slices = SLICES;
   prepare(servers);
   F.half = (int)options.pull_half;
-  talk_stand(&t, &options);
+  talk_stand(&options);
   for (uint32_t i = 0; i < TENSORS; i++)
     infos[i] = (mlfab__tensor_info){i, (uint32_t)shapes[i].dtype, shapes[i].count};
   assert_int_equal(mlfab__env_init(&memory, NULL), 0);
@@ -183,9 +182,9 @@ static void begin(uint32_t servers, const mlfab_model_options *given) {
 }
 
 static void finish(void) {
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
+  assert_int_equal(talk_stats().frames_refused, 0);
   if (F.layout.slices) mlfab__layout_free(&memory, &F.layout);
-  talk_close(&t);
+  talk_close();
 }
 
 /* --- answers --- */
@@ -303,19 +302,19 @@ static void answer(uint32_t server) {
     m.flags |= MLFAB__MODEL_LAST;
     s->request = 0;
   }
-  talk_say(&t, SERVER(server), MLFAB__MODEL, mlfab__encode_model(t.meta, &m), n ? bulk : NULL, n);
+  talk_say(SERVER(server), MLFAB__MODEL, mlfab__encode_model(t->meta, &m), n ? bulk : NULL, n);
   listen();
 }
 
 static void happen(uint32_t server) {
   source *s = &F.sources[server];
   if (below(4) == 0) commit(below(F.layout.nslices));
-  if (!talk_linked(&t, SERVER(server))) {
-    *talk_away(&t, SERVER(server)) = 0;
-    talk_wait(&t, BEAT_NS / 2);
+  if (!talk_linked(SERVER(server))) {
+    *talk_away(SERVER(server)) = 0;
+    talk_wait(BEAT_NS / 2);
   } else if (below(150) == 0) {
     s->request = 0;
-    talk_break(&t, SERVER(server));
+    talk_break(SERVER(server));
   } else if (s->request != 0) {
     answer(server);
   }
@@ -346,7 +345,7 @@ static pulling pull(uint32_t mask, uint32_t bare, uint32_t flags) {
     bufs[n++] = (mlfab_buf){i, 0, bare >> i & 1 ? NULL : buffer_of(i), shapes[i].count};
     F.in_use[i] = 1;
   }
-  p.request = CALL(&t, PULL, .bufs = bufs, .n = n, .options = &options);
+  p.request = CALL(PULL, .bufs = bufs, .n = n, .options = &options);
   listen();
   return p;
 }
@@ -355,7 +354,7 @@ static pulling pull(uint32_t mask, uint32_t bare, uint32_t flags) {
 static int over(pulling *p) {
   int done = 0;
   mlfab_result result;
-  assert_int_equal(mlfab_node_test(t.node, p->request, &done, &result), 0);
+  assert_int_equal(mlfab_node_test(t->node, p->request, &done, &result), 0);
   if (!done) return 0;
   assert_int_equal(result.status, 0);
   p->request = 0;
@@ -378,7 +377,7 @@ static void check_cache(void) {
     const mlfab__tensor *x = tensor_of(i);
     const void *data;
     uint64_t count;
-    assert_int_equal(mlfab_node_cached(t.node, i, &data, &count), 0);
+    assert_int_equal(mlfab_node_cached(t->node, i, &data, &count), 0);
     assert_int_equal(count, shapes[i].count);
     for (uint32_t k = 0; k < F.layout.nslices; k++) {
       const mlfab__slice *slice = &F.layout.slices[k];
@@ -425,8 +424,8 @@ static void run_cached(void) {
         if (most == 1) check_pull(&pulls[k]);
         written |= pulls[k].mask & ~pulls[k].bare;
       } else if (below(500) == 0) {
-        talk_cancel(&t, pulls[k].request);
-        ENDS(&t, pulls[k].request, MLFAB_ERR_CANCELLED);
+        talk_cancel(pulls[k].request);
+        ENDS(pulls[k].request, MLFAB_ERR_CANCELLED);
         listen();
         pulls[k].request = 0;
         for (uint32_t i = 0; i < TENSORS; i++)
@@ -555,26 +554,26 @@ SCENE(test_turns) {
   pulling p[5];
   for (uint32_t i = 0; i < 4; i++) p[i] = pull(1u << i, 0, 0);
   asks(1, p[0].request);
-  talk_cancel(&t, p[1].request);
-  ENDS(&t, p[1].request, MLFAB_ERR_CANCELLED);
+  talk_cancel(p[1].request);
+  ENDS(p[1].request, MLFAB_ERR_CANCELLED);
   asks(1, p[0].request);
   answer(0);
-  talk_cancel(&t, p[0].request);
-  ENDS(&t, p[0].request, MLFAB_ERR_CANCELLED);
+  talk_cancel(p[0].request);
+  ENDS(p[0].request, MLFAB_ERR_CANCELLED);
   asks(2, p[2].request);
-  talk_break(&t, SERVER(0));
+  talk_break(SERVER(0));
   F.sources[0].request = 0;
-  talk_back(&t, SERVER(0));
+  talk_back(SERVER(0));
   asks(3, p[2].request);
   serve(&p[2]);
   asks(4, p[3].request);
   p[4] = pull(1u << 4, 0, 0);
   F.sources[0].request = 0;
-  SAY(&t, SERVER(0), PULL_FAIL, pull_fail, .request = p[3].request, .code = MLFAB_ERR_CALLBACK);
-  ENDS(&t, p[3].request, MLFAB_ERR_CALLBACK);
+  SAY(SERVER(0), PULL_FAIL, pull_fail, .request = p[3].request, .code = MLFAB_ERR_CALLBACK);
+  ENDS(p[3].request, MLFAB_ERR_CALLBACK);
   asks(5, p[4].request);
-  talk_dies(&t, SERVER(0));
-  ENDS(&t, p[4].request, MLFAB_ERR_PEER_DEAD);
+  talk_dies(SERVER(0));
+  ENDS(p[4].request, MLFAB_ERR_PEER_DEAD);
   finish();
 }
 
@@ -587,9 +586,9 @@ SCENE(test_another_copy) {
   begin(1, &options);
   serve_new(ALL, 0, 0, 1);
   for (uint32_t i = 0; i < 5; i++) {
-    t.ack.term = terms[i];
-    talk_break(&t, SERVER(0));
-    talk_back(&t, SERVER(0));
+    t->ack.term = terms[i];
+    talk_break(SERVER(0));
+    talk_back(SERVER(0));
     pulling p = pull(ALL, 0, 0);
     assert_int_equal(F.sources[0].asked_epoch, epochs[i]);
     serve(&p);
@@ -625,11 +624,11 @@ SCENE(test_options_are_checked) {
     mlfab_model_options options = wrong[i].options;
     options.size = sizeof options;
     if (wrong[i].with_i64 && !wrong[i - 1].with_i64)
-      CALL(&t, TENSOR_ADD, .tensor = 77, .dtype = MLFAB_I64, .count = 8);
-    FAILS(&t, wrong[i].code, MODEL_START, .options = &options);
-    assert_non_null(strstr(talk_error(&t), wrong[i].text));
+      CALL(TENSOR_ADD, .tensor = 77, .dtype = MLFAB_I64, .count = 8);
+    FAILS(wrong[i].code, MODEL_START, .options = &options);
+    assert_non_null(strstr(talk_error(), wrong[i].text));
   }
-  HUSH(&t, SERVER(0));
+  HUSH(SERVER(0));
   finish();
 }
 
@@ -637,30 +636,29 @@ SCENE(test_pulls_are_checked) {
   const void *data;
   uint64_t count;
   prepare(1);
-  assert_int_equal(mlfab_node_cached(t.node, 0, &data, &count), MLFAB_ERR_STATE);
+  assert_int_equal(mlfab_node_cached(t->node, 0, &data, &count), MLFAB_ERR_STATE);
   finish();
   for (uint32_t tags = 0; tags < 2; tags++) {
     const mlfab_pull_options small = {.size = 0};
     begin(1, &(mlfab_model_options){.tags = tags});
-    assert_int_equal(mlfab_node_cached(t.node, 9, &data, &count),
+    assert_int_equal(mlfab_node_cached(t->node, 9, &data, &count),
                      tags ? MLFAB_ERR_TENSOR : MLFAB_ERR_STATE);
     for (uint32_t flags = tags ? 4 : 1; flags <= 4; flags++) {
       const mlfab_pull_options options = {.size = sizeof options, .flags = flags};
-      FAILS(&t, MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, F.buffers, shapes[0].count}),
+      FAILS(MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, F.buffers, shapes[0].count}),
             .options = &options);
     }
-    FAILS(&t, MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, F.buffers, shapes[0].count}),
-          .options = &small);
-    if (!tags) FAILS(&t, MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, NULL, shapes[0].count}));
+    FAILS(MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, F.buffers, shapes[0].count}), .options = &small);
+    if (!tags) FAILS(MLFAB_ERR_ARGUMENT, PULL, BUFS({0, 0, NULL, shapes[0].count}));
     finish();
   }
 }
 
 /* The node gives the link up. On the next one it asks for the whole slice. */
 static void refused(uint32_t server) {
-  assert_false(talk_linked(&t, SERVER(server)));
-  assert_non_null(strstr(t.log, "a MODEL frame"));
-  talk_back(&t, SERVER(server));
+  assert_false(talk_linked(SERVER(server)));
+  assert_non_null(strstr(t->log, "a MODEL frame"));
+  talk_back(SERVER(server));
   F.sources[server].request = 0;
   listen();
   assert_int_equal(F.sources[server].sinces[0], 0);
@@ -703,12 +701,11 @@ SCENE(test_frames_that_do_not_fit) {
         n += mlfab__packet_dense(bulk + n, &shape, values);
       }
     }
-    talk_say(&t, SERVER(slice->server), MLFAB__MODEL, mlfab__encode_model(t.meta, &m), bulk, n);
+    talk_say(SERVER(slice->server), MLFAB__MODEL, mlfab__encode_model(t->meta, &m), bulk, n);
     refused(slice->server);
     serve(&p);
     check_pull(&p);
     mlfab__layout_free(&memory, &F.layout);
-    talk_close(&t);
   }
 }
 
@@ -748,18 +745,17 @@ SCENE(test_changing) {
                       .slice = slice_of(1),
                       .flags = MLFAB__MODEL_PACKED,
                       .epoch = 1};
-    t.as_is = 1;
-    talk_say(&t, SERVER(slice->server), MLFAB__MODEL, mlfab__encode_model(t.meta, &m), bytes, n);
+    t->as_is = 1;
+    talk_say(SERVER(slice->server), MLFAB__MODEL, mlfab__encode_model(t->meta, &m), bytes, n);
     assert_int_equal(changing_end(), 1);
-    int taken = talk_linked(&t, SERVER(slice->server));
+    int taken = talk_linked(SERVER(slice->server));
     const void *cached;
     uint64_t count;
     assert_true(taken || i > 0); /* at first nothing changes */
-    assert_int_equal(mlfab_node_cached(t.node, 1, &cached, &count), 0);
+    assert_int_equal(mlfab_node_cached(t->node, 1, &cached, &count), 0);
     if (!taken) memset(sent, 0, sizeof sent);
     assert_memory_equal(cached, sent, x->bytes);
     mlfab__layout_free(&memory, &F.layout);
-    talk_close(&t);
   }
 }
 
@@ -774,24 +770,23 @@ SCENE(test_without_memory) {
     mlfab__define define = {.ask = 0};
     assert_true(n < 200);
     prepare(1);
-    t.fail_from = t.calls + 1 + n;
-    int code = mlfab_node_submit(t.node, &call, t.now, &request);
-    talk_run(&t);
-    if (!code && talk_linked(&t, SERVER(0))) {
-      HEAR(&t, SERVER(0), DEFINE, define, (define = *m, 1));
-      SAY(&t, SERVER(0), DEFINE_ACK, define_ack, .packets = 1, .ask = define.ask,
+    t->fail_from = t->calls + 1 + n;
+    int code = mlfab_node_submit(t->node, &call, t->now, &request);
+    talk_run();
+    if (!code && talk_linked(SERVER(0))) {
+      HEAR(SERVER(0), DEFINE, define, (define = *m, 1));
+      SAY(SERVER(0), DEFINE_ACK, define_ack, .packets = 1, .ask = define.ask,
           .options = define.options);
       int ended = 0;
       mlfab_result result = {.status = 0};
-      assert_int_equal(mlfab_node_test(t.node, request, &ended, &result), 0);
-      assert_true(ended || !talk_linked(&t, SERVER(0)));
+      assert_int_equal(mlfab_node_test(t->node, request, &ended, &result), 0);
+      assert_true(ended || !talk_linked(SERVER(0)));
       code = result.status;
       done = ended && !code;
       failed_late |= code != 0;
-      if (code) assert_non_null(strstr(talk_error(&t), "memory for the cache"));
+      if (code) assert_non_null(strstr(talk_error(), "memory for the cache"));
     }
     assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
-    talk_close(&t);
   }
   assert_true(failed_late);
 }

@@ -9,6 +9,7 @@
 #include "core/node/node.h"
 #include "core/replica/replica_wire.h"
 #include "../unit/scale.h"
+#define SCENE_ENDS both_end()
 #include "talk.h"
 
 #include <math.h>
@@ -50,19 +51,28 @@ static stream moment;             /* the last that was sent */
 static setting chosen;
 static mlfab__rng prng;
 static double weights[COUNT];
-#define T (&me->t)
 #define OTHER (1 - me->self)
 
 BEFORE_MAIN prng_begins(void) { mlfab__rng_seed(&prng, 1); }
+static void turn_to(copy *c) {
+  me = c;
+  t = &c->t;
+}
+static void both_end(void) {
+  for (uint32_t v = 0; v < 2; v++) {
+    turn_to(&copies[v]);
+    talk_close();
+  }
+}
 static uint32_t below(uint32_t n) { return (uint32_t)mlfab__rng_below(&prng, n); }
 
 static void say_vote(uint32_t v, mlfab__vote_message m) {
   m.nonce = 100 + v;
-  m.sent_ns = me->t.now;
+  m.sent_ns = t->now;
   m.echo_nonce = me->knows.nonce;
   m.echo_ns = me->knows.sent_ns;
   const mlfab__vote_frame frame = {.message = m};
-  talk_say(T, FROM_VOTER(v), MLFAB__VOTE, mlfab__encode_vote_frame(me->t.meta, &frame), NULL, 0);
+  talk_say(FROM_VOTER(v), MLFAB__VOTE, mlfab__encode_vote_frame(t->meta, &frame), NULL, 0);
 }
 
 static void say_beat(uint32_t v, mlfab__vote_record bond) {
@@ -73,22 +83,22 @@ static void say_beat(uint32_t v, mlfab__vote_record bond) {
 /* Hears all but moments. */
 static void hear(void) {
   for (uint32_t v = 0; v < 3; v++) {
-    for (const talk_frame *f; (f = talk_peer_of(T, VOTER(v))->first);) {
+    for (const talk_frame *f; (f = talk_peer_of(VOTER(v))->first);) {
       if (f->header.type == MLFAB__MOMENT) break;
       if (f->header.type == MLFAB__VOTE)
-        HEAR(T, VOTER(v), VOTE, vote_frame,
+        HEAR(VOTER(v), VOTE, vote_frame,
              (me->knows = m->message).kind != MLFAB__VOTE_ASK || (me->asks = m->message, 1));
       else if (f->header.type == MLFAB__MOMENT_HAS)
-        HEAR(T, VOTER(v), MOMENT_HAS, moment_has, (me->got = m->number, 1));
+        HEAR(VOTER(v), MOMENT_HAS, moment_has, (me->got = m->number, 1));
       else
-        talk_drop_frame(talk_peer_of(T, VOTER(v)));
+        talk_drop_frame(talk_peer_of(VOTER(v)));
     }
   }
 }
 
 static void pass(uint32_t halves) {
   for (; halves > 0; halves--) {
-    talk_wait(T, BEAT / 2);
+    talk_wait(BEAT / 2);
     hear();
     for (uint32_t v = 0; v < 3; v++)
       if (v == WITNESS || (v == OTHER && !me->alone)) say_beat(v, me->knows.bond);
@@ -113,14 +123,14 @@ static void open_copy(uint32_t voter, uint32_t block_bytes) {
                          .div_max = HUGE_VAL,
                          .scheduler = MLFAB_SCHEDULER_OWN,
                          .on_event = on_event};
-  me = &copies[voter];
-  talk_init(T);
-  *me = (copy){.t = me->t, .self = voter};
-  me->t.has_files = vote_dir[0] != 0;
+  turn_to(&copies[voter]);
+  talk_init();
+  *me = (copy){.t = *t, .self = voter};
+  t->has_files = vote_dir[0] != 0;
   snprintf(config.vote_dir, sizeof config.vote_dir, "%s", vote_dir);
-  talk_open(T, &config);
+  talk_open(&config);
   for (uint32_t v = 0; v < 3; v++)
-    if (v != voter) talk_call(T, FROM_VOTER(v));
+    if (v != voter) talk_call(FROM_VOTER(v));
   pass(2);
 }
 
@@ -132,7 +142,7 @@ static uint32_t width(void) { return chosen.dtype == MLFAB_F64 ? 8 : 4; }
 static void push_some(uint32_t w, uint64_t from, uint64_t bytes) {
   for (uint32_t i = 0; i < COUNT; i++) weights[i] = 1.0 + (double)below(1000) / 1000;
   uint64_t done = me->updates[w]++;
-  SAY_PUSH(T, WORKER(w), weights, (uint32_t)bytes, SEGMENTS({from, bytes}), VERSIONS(UINT64_MAX),
+  SAY_PUSH(WORKER(w), weights, (uint32_t)bytes, SEGMENTS({from, bytes}), VERSIONS(UINT64_MAX),
            .progress = done, .seq = done + 1, .eager = (uint32_t)bytes);
 }
 static void push(void) { push_some(0, 0, (uint64_t)chosen.count * width()); }
@@ -141,7 +151,7 @@ static void define(uint32_t worker, uint32_t first_weights) {
   uint8_t table[MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
   const mlfab__tensor_info info = {1, chosen.dtype, chosen.count};
   mlfab__encode_tensor_info(table, &info);
-  SAY_BULK(T, WORKER(worker), DEFINE, define, table, sizeof table, .ask = 1, .tensors = 1,
+  SAY_BULK(WORKER(worker), DEFINE, define, table, sizeof table, .ask = 1, .tensors = 1,
            .first_weights = first_weights, .options = chosen.options);
 }
 
@@ -149,7 +159,7 @@ static void define(uint32_t worker, uint32_t first_weights) {
 static uint32_t take(mlfab__moment_frame *head) {
   const talk_frame *f;
   hear();
-  if (!(f = talk_peer_of(T, VOTER(OTHER))->first)) return 0;
+  if (!(f = talk_peer_of(VOTER(OTHER))->first)) return 0;
   assert_true(f->header.type == MLFAB__MOMENT);
   assert_int_equal(mlfab__decode_moment_frame(f->meta, MLFAB__MOMENT_FRAME_BYTES, head), 0);
   if (head->index == 0) moment.n = 0;
@@ -161,7 +171,7 @@ static uint32_t take(mlfab__moment_frame *head) {
   assert_true(l->meta_bytes <= sizeof l->meta && l->bulk_bytes <= sizeof l->bulk);
   memcpy(l->meta, f->meta + MLFAB__MOMENT_FRAME_BYTES, l->meta_bytes);
   if (f->bulk) memcpy(l->bulk, f->bulk, l->bulk_bytes);
-  talk_drop_frame(talk_peer_of(T, VOTER(OTHER)));
+  talk_drop_frame(talk_peer_of(VOTER(OTHER)));
   return head->type;
 }
 
@@ -169,7 +179,7 @@ static uint32_t take(mlfab__moment_frame *head) {
 static int send_moment(uint64_t has) {
   mlfab__moment_frame head;
   uint32_t type;
-  SAY(T, FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = has, .term = has ? me->self + 1 : 0,
+  SAY(FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = has, .term = has ? me->self + 1 : 0,
       .refused = has < me->sent ? me->sent : 0);
   pass(2);
   if (!(type = take(&head))) return 0;
@@ -209,16 +219,14 @@ SCENE(test_no_model) {
   open_copy(SERVES, 1024);
   for (uint32_t w = 0; w < WORKERS; w++) define(w, w == 0);
   assert_int_equal(send_moment(0), 0);
-  SAY_PUSH(T, WORKER(0), NULL, 0, SEGMENTS({0, 4 * COUNT}), VERSIONS(UINT64_MAX), .seq = 1,
+  SAY_PUSH(WORKER(0), NULL, 0, SEGMENTS({0, 4 * COUNT}), VERSIONS(UINT64_MAX), .seq = 1,
            .flags = MLFAB__PUSH_INIT);
   for (uint64_t at = 0; at < 4 * COUNT; at += 1024)
-    SAY_BULK(T, WORKER(0), CHUNK, chunk, weights, 1024, .seq = 1, .offset = at,
-             .generation = talk_peer_of(T, WORKER(0))->generation);
+    SAY_BULK(WORKER(0), CHUNK, chunk, weights, 1024, .seq = 1, .offset = at,
+             .generation = talk_peer_of(WORKER(0))->generation);
   assert_true(send_moment(0) && moment.n > 8);
-  talk_close(T);
   open_copy(SERVES, 1024);
   assert_true(send_moment(0) && moment.n == 1);
-  talk_close(T);
 }
 
 /* END leaves when the transport has given back everything that was lent: until then it may have been spoilt. */
@@ -226,18 +234,17 @@ SCENE(test_end_waits) {
   mlfab__moment_frame head;
   uint32_t type = 0, most = 0;
   serve_simply();
-  me->t.hold_sent = 1;
-  SAY(T, FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = 0);
+  t->hold_sent = 1;
+  SAY(FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = 0);
   for (int turns = 0; type != MLFAB__RECORD_END && turns < 1000; turns++) {
     while ((type = take(&head)) > 0 && type != MLFAB__RECORD_END) continue;
-    uint32_t lent = talk_lent(T, VOTER(OTHER)), i = 0;
+    uint32_t lent = talk_lent(VOTER(OTHER)), i = 0;
     assert_true(type != MLFAB__RECORD_END || lent == 0);
     if (lent > most) most = lent;
-    while (i < me->t.nloans && me->t.loans[i].state != LOAN_LIVE) i++;
-    if (i < me->t.nloans) talk_sent(T, &me->t.loans[i]);
+    while (i < t->nloans && t->loans[i].state != LOAN_LIVE) i++;
+    if (i < t->nloans) talk_sent(&t->loans[i]);
   }
   assert_true(type == MLFAB__RECORD_END && most > 2);
-  talk_close(T);
 }
 
 /* There is no memory to keep a state that an update changes while it is sent: that moment is not whole, and the next one
@@ -247,19 +254,18 @@ SCENE(test_lost) {
   for (uint32_t k = 1; k < 24; k++) {
     mlfab__moment_frame head;
     serve_simply();
-    talk_room(T, VOTER(OTHER), 8);
-    SAY(T, FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = 0);
+    talk_room(VOTER(OTHER), 8);
+    SAY(FROM_VOTER(OTHER), MOMENT_HAS, moment_has, .number = 0);
     while (take(&head)) continue;
     uint64_t number = head.number;
-    me->t.fail_at = me->t.calls + k;
+    t->fail_at = t->calls + k;
     push();
-    me->t.fail_at = 0;
-    talk_room(T, VOTER(OTHER), -1);
+    t->fail_at = 0;
+    talk_room(VOTER(OTHER), -1);
     pass(3);
     while (take(&head)) continue;
     assert_int_equal(head.type, MLFAB__RECORD_END);
     anew += head.number != number;
-    talk_close(T);
   }
   assert_true(anew > 4);
 }
@@ -267,10 +273,10 @@ SCENE(test_lost) {
 /* --- the copy that stands by --- */
 
 static void say_letter(const letter *l) {
-  mlfab__encode_moment_frame(me->t.meta, &l->head);
-  memcpy(me->t.meta + MLFAB__MOMENT_FRAME_BYTES, l->meta, l->meta_bytes);
-  if (!talk_linked(T, FROM_VOTER(OTHER))) return;
-  talk_say(T, FROM_VOTER(OTHER), MLFAB__MOMENT, MLFAB__MOMENT_FRAME_BYTES + l->meta_bytes,
+  mlfab__encode_moment_frame(t->meta, &l->head);
+  memcpy(t->meta + MLFAB__MOMENT_FRAME_BYTES, l->meta, l->meta_bytes);
+  if (!talk_linked(FROM_VOTER(OTHER))) return;
+  talk_say(FROM_VOTER(OTHER), MLFAB__MOMENT, MLFAB__MOMENT_FRAME_BYTES + l->meta_bytes,
            l->bulk_bytes ? l->bulk : NULL, l->bulk_bytes);
   hear();
 }
@@ -313,7 +319,6 @@ static void stand_by(void) {
   push_some(0, 0, 64);
   assert_int_equal(send_moment(1), 1);
   second = moment;
-  talk_close(T);
   open_copy(STANDS_BY, 1024);
   feed(&first, 0, first.n - 1);
   assert_int_equal(me->got, 0);
@@ -331,10 +336,9 @@ SCENE(test_asks) {
   me->alone = 0;
   pass(4);
   feed(&second, 3, second.n);
-  assert_true(me->got == 1 && talk_linked(T, FROM_VOTER(SERVES)));
+  assert_true(me->got == 1 && talk_linked(FROM_VOTER(SERVES)));
   feed(&second, 0, second.n);
   assert_int_equal(me->got, 2);
-  talk_close(T);
 }
 
 /* The images of a state, by slice and kind. A copy cuts them into blocks of its own. */
@@ -383,17 +387,16 @@ SCENE(test_stale) {
   assert_int_equal(me->got, 1);
   assert_int_equal(send_moment(0), 1);
   same_state(&moment, &first);
-  talk_close(T);
 }
 
 /* A worker calls, is turned away, and reads why. */
 static void turned_away(const char *why) {
-  const mlfab__hello hello = talk_hello(T, WORKER(0));
-  talk_dial(T, WORKER(0));
-  talk_say(T, WORKER(0), MLFAB__HELLO, mlfab__encode_hello(me->t.meta, &hello), NULL, 0);
-  talk_skip(T, WORKER(0));
-  assert_int_equal(talk_peer_of(T, WORKER(0))->code, MLFAB_ERR_AGAIN);
-  assert_string_equal(talk_peer_of(T, WORKER(0))->why, why);
+  const mlfab__hello hello = talk_hello(WORKER(0));
+  talk_dial(WORKER(0));
+  talk_say(WORKER(0), MLFAB__HELLO, mlfab__encode_hello(t->meta, &hello), NULL, 0);
+  talk_skip(WORKER(0));
+  assert_int_equal(talk_peer_of(WORKER(0))->code, MLFAB_ERR_AGAIN);
+  assert_string_equal(talk_peer_of(WORKER(0))->why, why);
 }
 
 /* A copy that does not serve tells workers which process it misses, or that its own disk fails. */
@@ -406,7 +409,7 @@ SCENE(test_why) {
   me->alone = 1;
   pass(12);
   turned_away("the server is silent");
-  talk_wait(T, 6 * BEAT);
+  talk_wait(6 * BEAT);
   hear();
   turned_away("the server and the scheduler are silent");
   pass(2);
@@ -416,30 +419,27 @@ SCENE(test_why) {
   turned_away("the server serves");
   say_beat(SERVES, both);
   say_beat(WITNESS, both);
-  me->t.file_code = MLFAB_ERR_IO;
+  t->file_code = MLFAB_ERR_IO;
   me->alone = 1;
   pass(12);
   turned_away("it cannot write its vote in vote_dir");
-  talk_close(T);
 }
 
 /* By its last moment a copy that takes over knows who is away: it awaits the others, and declares only them dead. */
 SCENE(test_away) {
   for (uint32_t away = 0; away < 1u << WORKERS; away++) {
     serve_simply();
-    if (away & 1) SAY(T, WORKER(0), BYE, bye, .code = 0);
-    if (away & 2) talk_break(T, WORKER(1));
+    if (away & 1) SAY(WORKER(0), BYE, bye, .code = 0);
+    if (away & 2) talk_break(WORKER(1));
     pass(60);
     assert_int_equal(send_moment(0), 1);
     first = moment;
-    talk_close(T);
     open_copy(STANDS_BY, 1024);
     feed(&first, 0, first.n);
     take_over();
     memset(died, 0, sizeof died);
     pass(60);
     for (uint32_t w = 0; w < WORKERS; w++) assert_int_equal(died[w], !(away >> w & 1));
-    talk_close(T);
   }
 }
 
@@ -452,9 +452,8 @@ SCENE(test_goodbyes) {
     else
       stand_by();
     if (serves == 2) take_over();
-    SAY(T, FROM_VOTER(i < 3 ? OTHER : WITNESS), BYE, bye, .code = 0);
-    assert_int_equal(me->t.node->ended, i == 0);
-    talk_close(T);
+    SAY(FROM_VOTER(i < 3 ? OTHER : WITNESS), BYE, bye, .code = 0);
+    assert_int_equal(t->node->ended, i == 0);
   }
 }
 
@@ -475,24 +474,24 @@ static setting draw_setting(void) {
 
 /* A worker calls again, and goes on behind what was decided. */
 static void call_again(uint32_t w) {
-  mlfab__hello hello = talk_hello(T, WORKER(w));
-  talk_dial(T, WORKER(w));
-  talk_say(T, WORKER(w), MLFAB__HELLO, mlfab__encode_hello(me->t.meta, &hello), NULL, 0);
-  while (talk_peer_of(T, WORKER(w))->first->header.type != MLFAB__HELLO_ACK)
-    talk_drop_frame(talk_peer_of(T, WORKER(w)));
-  HEAR(T, WORKER(w), HELLO_ACK, hello_ack,
-       (me->updates[w] = m->top, talk_peer_of(T, WORKER(w))->generation = m->generation));
+  mlfab__hello hello = talk_hello(WORKER(w));
+  talk_dial(WORKER(w));
+  talk_say(WORKER(w), MLFAB__HELLO, mlfab__encode_hello(t->meta, &hello), NULL, 0);
+  while (talk_peer_of(WORKER(w))->first->header.type != MLFAB__HELLO_ACK)
+    talk_drop_frame(talk_peer_of(WORKER(w)));
+  HEAR(WORKER(w), HELLO_ACK, hello_ack,
+       (me->updates[w] = m->top, talk_peer_of(WORKER(w))->generation = m->generation));
 }
 
 /* Something that changes the server's state. */
 static void change(void) {
   uint32_t w = below(WORKERS);
-  talk_skip(T, WORKER(w));
+  talk_skip(WORKER(w));
   uint64_t bytes = 16 * (1 + below(chosen.count / 16)) * (width() / 4);
-  if (!talk_linked(T, WORKER(w))) {
+  if (!talk_linked(WORKER(w))) {
     call_again(w);
   } else if (below(20) == 0) {
-    talk_break(T, WORKER(w));
+    talk_break(WORKER(w));
   } else if (chosen.options.consistency.kind == MLFAB_SYNC_ASYNC ||
              me->updates[w] <= me->updates[1 - w]) {
     push_some(w, 0, bytes);
@@ -533,8 +532,8 @@ static int spoil(stream *s) {
 /* Feeds a stream, at which the copy may hang up. */
 static void feed_again(const stream *s) {
   feed(s, 0, s->n);
-  talk_skip(T, FROM_VOTER(SERVES));
-  if (!talk_linked(T, FROM_VOTER(SERVES))) talk_back(T, FROM_VOTER(SERVES));
+  talk_skip(FROM_VOTER(SERVES));
+  if (!talk_linked(FROM_VOTER(SERVES))) talk_back(FROM_VOTER(SERVES));
   hear();
 }
 
@@ -571,23 +570,23 @@ static void run(uint64_t seed) {
   serve(draw_setting());
   open_copy(STANDS_BY, below(4) ? chosen.block_bytes : 64u << below(5));
   for (uint32_t round = 0; round < 12; round++) {
-    me = server;
+    turn_to(server);
     for (uint32_t n = below(8); n > 0; n--) change();
     if (!send_moment(below(2) ? replica->got : 0)) continue;
     kept = moment;
     deltas += kept.letters[0].head.since > 0;
-    me = replica;
+    turn_to(replica);
     for (int i = 0; i < 3; i++) feed_wrong(&kept);
     if (kept.letters[0].head.since > 0 && me->got == 0) continue; /* the next one is full */
     feed(&kept, 0, kept.n);
     assert_int_equal(me->got, kept.letters[0].head.number);
   }
   for (int whole = replica->got == 0; whole < 2; whole++) { /* the last is compared only */
-    me = server;
+    turn_to(server);
     int sent = send_moment(whole ? 0 : replica->got);
     assert_true(sent || !whole);
     kept = moment;
-    me = replica;
+    turn_to(replica);
     if (sent && (!whole || me->got == 0)) {
       feed(&kept, 0, kept.n);
       assert_int_equal(me->got, kept.letters[0].head.number);
@@ -596,10 +595,6 @@ static void run(uint64_t seed) {
   take_over();
   assert_int_equal(send_moment(0), 1);
   same_state(&moment, &kept);
-  for (uint32_t v = 0; v < 2; v++) {
-    me = &copies[v];
-    talk_close(T);
-  }
 }
 
 SCENE(test_any) {
@@ -613,21 +608,19 @@ SCENE(test_memory) {
   serve_simply();
   assert_int_equal(send_moment(0), 1);
   first = moment;
-  talk_close(T);
   open_copy(STANDS_BY, 1024);
   for (uint64_t k = 1; me->got == 0; k++, fails++) {
-    me->t.fail_at = me->t.calls + k;
+    t->fail_at = t->calls + k;
     feed_again(&first);
-    me->t.fail_at = 0;
+    t->fail_at = 0;
   }
   assert_true(fails > 20);
-  uint64_t calls = me->t.calls;
+  uint64_t calls = t->calls;
   feed_again(&first);
-  assert_int_equal(me->t.calls, calls); /* the second time needs nothing */
+  assert_int_equal(t->calls, calls); /* the second time needs nothing */
   take_over();
   assert_int_equal(send_moment(0), 1);
   same_state(&moment, &first);
-  talk_close(T);
 }
 
 /* The state of another model, or of another server, is refused, and the log says why. */
@@ -647,8 +640,7 @@ SCENE(test_others) {
     copy *replica = me;
     serve(s);
     assert_int_equal(send_moment(0), 1);
-    talk_close(T);
-    me = replica;
+    turn_to(replica);
     if (kind == 3) moment = second; /* a part, as if it were all */
     if (kind >= 4) {
       mlfab__checkpoint_head head;
@@ -660,10 +652,8 @@ SCENE(test_others) {
     for (uint32_t i = 0; i < moment.n; i++) moment.letters[i].head.since = 0;
     feed_again(&moment);
     assert_int_equal(me->got, 0);
-    if (!strstr(me->t.earlier, words[kind]))
-      fail_msg("'%s' has no '%s'", me->t.earlier, words[kind]);
+    if (!strstr(t->earlier, words[kind])) fail_msg("'%s' has no '%s'", t->earlier, words[kind]);
     feed_again(&second); /* it has what it had */
     assert_int_equal(me->got, 2);
-    talk_close(T);
   }
 }

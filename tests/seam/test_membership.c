@@ -26,7 +26,6 @@ typedef struct worker {
   mlfab__membership_finish settle;
 } worker;
 
-static talk t;
 static worker w[ALL];
 static mlfab__membership_member list[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* the last one */
 static mlfab__rng prng;
@@ -34,13 +33,13 @@ static mlfab__rng prng;
 static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&prng, n); }
 
 static void open_with(uint32_t workers, uint32_t most, int by_rate) {
-  talk_init(&t);
-  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
-                                .roles = MLFAB_ROLE_SERVER,
-                                .workers = workers,
-                                .workers_max = most,
-                                .order_by_rate = (uint32_t)by_rate,
-                                .dedicated = 1});
+  talk_init();
+  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
+                            .roles = MLFAB_ROLE_SERVER,
+                            .workers = workers,
+                            .workers_max = most,
+                            .order_by_rate = (uint32_t)by_rate,
+                            .dedicated = 1});
   memset(w, 0, sizeof w);
   for (uint32_t i = 0; i < most; i++)
     w[i] = (worker){.host = 1, .awaited = UNTOLD, .missing = UNTOLD};
@@ -48,13 +47,13 @@ static void open_with(uint32_t workers, uint32_t most, int by_rate) {
 static void open_all(uint32_t workers) { open_with(workers, workers, 0); }
 
 static void say_ready(uint32_t i) {
-  SAY(&t, WORKER(i), MEMBERSHIP_READY, membership_ready, .epoch = w[i].listed, .arena = 1);
+  SAY(WORKER(i), MEMBERSHIP_READY, membership_ready, .epoch = w[i].listed, .arena = 1);
 }
 
 static void call(uint32_t i) {
   w[i].calls = 1;
-  SAY(&t, WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].over, .host = w[i].host,
-      .in = w[i].rate, .out = 2 * w[i].rate, .signature = w[i].signature ? w[i].signature : CALLED,
+  SAY(WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].over, .host = w[i].host, .in = w[i].rate,
+      .out = 2 * w[i].rate, .signature = w[i].signature ? w[i].signature : CALLED,
       .newcomer = (uint32_t)w[i].newcomer);
 }
 
@@ -72,15 +71,15 @@ static void hear_over(uint32_t i, const mlfab__membership_over *over) {
 /* Takes the next frame to a worker. Returns 0 if there is none. */
 static int hear(uint32_t i) {
   worker *me = &w[i];
-  const talk_frame *f = talk_peer_of(&t, WORKER(i))->first;
+  const talk_frame *f = talk_peer_of(WORKER(i))->first;
   if (!f) return 0;
-#define FRAME(TYPE, name, ...)                                              \
-  case MLFAB__MEMBERSHIP_##TYPE:                                            \
-    HEAR(&t, WORKER(i), MEMBERSHIP_##TYPE, membership_##name, __VA_ARGS__); \
+#define FRAME(TYPE, name, ...)                                          \
+  case MLFAB__MEMBERSHIP_##TYPE:                                        \
+    HEAR(WORKER(i), MEMBERSHIP_##TYPE, membership_##name, __VA_ARGS__); \
     break;
   switch (f->header.type) {
     case MLFAB__MEMBERSHIP_LIST:
-      HEAR_LIST(&t, WORKER(i), MEMBERSHIP_LIST, membership_list, list,
+      HEAR_LIST(WORKER(i), MEMBERSHIP_LIST, membership_list, list,
                 (me->listed = m->epoch, me->members = m->members) > 0 && m->epoch > me->over);
       if (!me->mute && !me->newcomer) say_ready(i);
       break;
@@ -94,7 +93,7 @@ static int hear(uint32_t i) {
       FRAME(FREEZE, finish, (me->freezes++, 1))
       FRAME(SETTLE, finish, (me->settle = *m, 1))
     default:
-      talk_drop_frame(talk_peer_of(&t, WORKER(i)));
+      talk_drop_frame(talk_peer_of(WORKER(i)));
   }
   return 1;
 }
@@ -102,13 +101,13 @@ static int hear(uint32_t i) {
 static void settle(void) {
   for (int more = 1; more;) {
     more = 0;
-    for (uint32_t i = 0; i < t.config.workers_max; i++)
+    for (uint32_t i = 0; i < t->config.workers_max; i++)
       while (hear(i)) more = 1;
   }
 }
 
 static void pass(uint64_t ns) {
-  talk_wait(&t, ns);
+  talk_wait(ns);
   settle();
 }
 
@@ -124,7 +123,7 @@ static void all_in(uint32_t n) {
 }
 
 static void die(uint32_t i) {
-  talk_dies(&t, WORKER(i));
+  talk_dies(WORKER(i));
   w[i].calls = 0;
   settle();
 }
@@ -132,13 +131,13 @@ static void die(uint32_t i) {
 /* It comes as a new process. */
 static void come(uint32_t i) {
   w[i] = (worker){.newcomer = 1, .host = 1, .awaited = UNTOLD, .missing = UNTOLD};
-  talk_enter(&t, i);
+  talk_enter(i);
   settle();
 }
 
 /* It has ended the calls of its epoch. */
 static void say_moved(uint32_t i) {
-  SAY(&t, WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].in, .host = 1, .signature = CALLED,
+  SAY(WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].in, .host = 1, .signature = CALLED,
       .newcomer = MLFAB__MEMBERSHIP_MOVED);
 }
 
@@ -146,8 +145,7 @@ static void say_moved(uint32_t i) {
 static void meet(uint32_t who, uint32_t n) {
   for (uint32_t i = 0; i < n; i++)
     if (i != who)
-      SAY(&t, WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in,
-          .rank = (int32_t)who);
+      SAY(WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in, .rank = (int32_t)who);
   settle();
   for (uint32_t i = 0; i < n; i++)
     if (i != who) say_moved(i);
@@ -156,14 +154,14 @@ static void meet(uint32_t who, uint32_t n) {
 
 static void leave(uint32_t i, uint64_t calls) {
   w[i].calls = 0;
-  SAY(&t, WORKER(i), MEMBERSHIP_LEAVE, membership_leave,
-      .epoch = w[i].listed ? w[i].listed : w[i].over, .rank = (int32_t)i, .calls = calls);
+  SAY(WORKER(i), MEMBERSHIP_LEAVE, membership_leave, .epoch = w[i].listed ? w[i].listed : w[i].over,
+      .rank = (int32_t)i, .calls = calls);
   settle();
 }
 
 static void part(uint32_t i) {
   w[i].calls = 0;
-  SAY(&t, WORKER(i), BYE, bye, .code = 0);
+  SAY(WORKER(i), BYE, bye, .code = 0);
   settle();
 }
 
@@ -208,7 +206,6 @@ SCENE(test_order) {
       assert_true(IN(i, 1, workers) && w[i].go.arena == 1 && w[i].go.rate > 0.0 &&
                   w[i].go.latency_ns > 0);
     expect_order(workers, (int)by_rate);
-    talk_close(&t);
   }
 }
 
@@ -236,11 +233,10 @@ SCENE(test_missing) {
   say_ready(1);
   settle();
   for (uint32_t i = 0; i < 4; i++) assert_int_equal(w[i].in, 1);
-  talk_close(&t);
 }
 
 static void stuck(uint32_t i, uint64_t number) {
-  SAY(&t, WORKER(i), MEMBERSHIP_STUCK, membership_call, .epoch = w[i].in, .number = number);
+  SAY(WORKER(i), MEMBERSHIP_STUCK, membership_call, .epoch = w[i].in, .number = number);
   settle();
 }
 
@@ -248,8 +244,8 @@ static void answer(uint32_t i, int called, uint64_t signature) {
   mlfab__membership_tell tell = {
       .epoch = w[i].in, .number = 7, .called = (uint32_t)called, .signature = signature};
   snprintf(tell.text, sizeof tell.text, "a call %d", (int)signature);
-  talk_say(&t, WORKER(i), MLFAB__MEMBERSHIP_TELL, mlfab__encode_membership_tell(t.meta, &tell),
-           NULL, 0);
+  talk_say(WORKER(i), MLFAB__MEMBERSHIP_TELL, mlfab__encode_membership_tell(t->meta, &tell), NULL,
+           0);
   settle();
 }
 
@@ -281,7 +277,6 @@ SCENE(test_stuck) {
   assert_int_equal(w[0].questions, 2);
   answers("5555");
   for (uint32_t i = 0; i < 4; i++) assert_true(w[i].missing == MLFAB_NO_RANK && w[i].in == 1);
-  talk_close(&t);
 
   /* One that does not answer for two beats; one that has left is not waited for. */
   ask(4);
@@ -291,23 +286,21 @@ SCENE(test_stuck) {
   assert_int_equal(w[0].missing, UNTOLD);
   pass(BEAT);
   assert_int_equal(w[0].missing, 2);
-  talk_close(&t);
 
   /* A question that was lost with a link is asked again. */
   ask(3);
   answers("5-5");
-  talk_break(&t, WORKER(1));
-  talk_back(&t, WORKER(1));
+  talk_break(WORKER(1));
+  talk_back(WORKER(1));
   settle();
   assert_int_equal(w[1].questions, 2);
   answers("-0-");
   assert_int_equal(w[0].missing, 1);
-  talk_close(&t);
 }
 
 static void say_finish(uint32_t i, uint8_t type, int32_t rank) {
   const mlfab__membership_finish m = {.epoch = w[i].in, .rank = rank};
-  talk_say(&t, WORKER(i), type, mlfab__encode_membership_finish(t.meta, &m), NULL, 0);
+  talk_say(WORKER(i), type, mlfab__encode_membership_finish(t->meta, &m), NULL, 0);
   settle();
 }
 
@@ -326,7 +319,6 @@ SCENE(test_stuck_while_one_finishes) {
     answers(late ? "5-00" : "5550");
     pass(2 * BEAT);
     assert_int_equal(w[0].missing, late ? 1 : MLFAB_NO_RANK);
-    talk_close(&t);
   }
 }
 
@@ -342,14 +334,13 @@ SCENE(test_asking_rate) {
         if (!(w[i].numbers >> n & 1)) continue;
         w[0].left |= i == 0 ? 1u << n : 0; /* here: numbers that it was asked about */
         w[i].numbers &= ~(1u << n);
-        SAY(&t, WORKER(i), MEMBERSHIP_TELL, membership_tell, .epoch = 1, .number = n, .called = 1,
+        SAY(WORKER(i), MEMBERSHIP_TELL, membership_tell, .epoch = 1, .number = n, .called = 1,
             .signature = 5);
       }
     settle();
   }
   assert_in_range(w[0].questions, 10, 41); /* 10 beats */
   assert_true((w[0].left & 3) == 3);
-  talk_close(&t);
 }
 
 /* --- verdicts --- */
@@ -357,7 +348,7 @@ SCENE(test_asking_rate) {
 /* One verdict, told to all alike: its code, its rank, its text. */
 static void expect_verdict(uint32_t except, uint32_t epoch, int code, int32_t rank,
                            const char *words) {
-  for (uint32_t i = 0; i < t.config.workers_max; i++) {
+  for (uint32_t i = 0; i < t->config.workers_max; i++) {
     if (i == except) continue;
     assert_int_equal(w[i].overs, epoch);
     assert_int_equal(w[i].over, epoch);
@@ -370,8 +361,7 @@ static void expect_verdict(uint32_t except, uint32_t epoch, int code, int32_t ra
 static void fail_epoch(uint32_t i, uint32_t epoch, int32_t code, int32_t rank, const char *words) {
   mlfab__membership_over m = {.epoch = epoch, .code = code, .rank = rank};
   snprintf(m.text, sizeof m.text, "%s", words);
-  talk_say(&t, WORKER(i), MLFAB__MEMBERSHIP_FAIL, mlfab__encode_membership_over(t.meta, &m), NULL,
-           0);
+  talk_say(WORKER(i), MLFAB__MEMBERSHIP_FAIL, mlfab__encode_membership_over(t->meta, &m), NULL, 0);
 }
 
 static void fail_with(uint32_t i, int32_t code, int32_t rank, const char *words) {
@@ -390,18 +380,15 @@ SCENE(test_verdicts) {
   pass(BEAT);
   meet(2, 4); /* the call is not theirs alone any more, and nobody sees a failure */
   for (uint32_t i = 0; i < 4; i++) assert_true(IN(i, 3, 4) && w[i].overs == (i != 2));
-  talk_close(&t);
 
   all_in(3);
   part(1);
   expect_verdict(1, 1, MLFAB_ERR_PEER_CLOSED, 1, "worker 1 has closed");
-  talk_close(&t);
 
   all_in(3);
   come(0);
   expect_verdict(0, 1, MLFAB_ERR_PEER_DEAD, 0,
                  "worker 0 is dead: a new process has taken its place");
-  talk_close(&t);
 
   /* The first failure counts; nothing of the epoch that is over is heard. */
   all_in(3);
@@ -412,24 +399,21 @@ SCENE(test_verdicts) {
   fail_with(0, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
   settle();
   for (uint32_t i = 0; i < 3; i++) assert_int_equal(w[i].in, 2);
-  talk_close(&t);
 
   /* A code that is none, a rank that there is not. */
   all_in(3);
   fail_with(1, 5, 77, "odd");
   settle();
   expect_verdict(3, 1, MLFAB_ERR_REFUSED, 1, "odd");
-  talk_close(&t);
 
   /* A verdict that is lost with a link is told again. */
   all_in(3);
-  talk_break(&t, WORKER(1));
+  talk_break(WORKER(1));
   fail_with(0, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
   settle();
-  talk_back(&t, WORKER(1));
+  talk_back(WORKER(1));
   settle();
   expect_verdict(3, 1, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
-  talk_close(&t);
 }
 
 /* --- a process that takes the place of one that died --- */
@@ -447,8 +431,7 @@ static void one_returns(uint64_t signature) {
 
 static void freeze(uint32_t n, uint32_t open) {
   for (uint32_t i = 0; i < n; i++)
-    SAY(&t, WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in, .rank = 2,
-        .open = open);
+    SAY(WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in, .rank = 2, .open = open);
   settle();
 }
 
@@ -464,7 +447,6 @@ SCENE(test_called_in_vain) {
   assert_int_equal(w[2].overs, 0);
   assert_true(w[0].verdict.code == MLFAB_ERR_AGAIN && w[0].verdict.rank == 2);
   assert_string_equal(w[0].verdict.text, "worker 2 has come in: collectives begin anew");
-  talk_close(&t);
   /* Its time begins anew with another call. */
   one_returns(9);
   freeze(2, 0);
@@ -474,7 +456,6 @@ SCENE(test_called_in_vain) {
   freeze(2, 0);
   pass(58 * BEAT);
   assert_true(IN(0, 2, 2) && w[0].settle.seek[0] == 8);
-  talk_close(&t);
 }
 
 /* Nobody but their members can close objects: they hear at once that it is back, and all begin anew. */
@@ -484,7 +465,6 @@ SCENE(test_objects_of_the_dead) {
   pass(BEAT);
   for (uint32_t i = 0; i < 3; i++) assert_int_equal(w[i].in, 3);
   assert_true(w[1].overs == 2 && w[1].verdict.code == MLFAB_ERR_AGAIN);
-  talk_close(&t);
 }
 
 /* It is to be in the next epoch, which a death refuses: nobody waits for its next call. */
@@ -498,7 +478,6 @@ SCENE(test_refused_beside_a_death) {
   die(1);
   assert_int_equal(w[2].verdict.code, MLFAB_ERR_PEER_DEAD);
   assert_true(w[0].in > 2 && w[0].members == 1);
-  talk_close(&t);
 }
 
 /* The epoch that has it ends before it begins: nobody waits for its next call. If its call has ended, too, it is not in the
@@ -512,7 +491,6 @@ SCENE(test_ends_before_it_begins) {
   fail_epoch(0, 3, MLFAB_ERR_TIMEOUT, 0, "late");
   settle();
   assert_true(IN(0, 4, 2) && w[2].over == 3);
-  talk_close(&t);
 }
 
 /* A member says that it has ended its calls, while server 0 tells it that its epoch is over: this is no call of the next one. */
@@ -527,7 +505,6 @@ SCENE(test_moved_too_late) {
   call(1);
   settle();
   assert_true(w[0].in == 3 && w[1].in == 3);
-  talk_close(&t);
 }
 
 /* Calls that differ: the most frequent one is right, or that of the lowest rank. The first other worker is named. */
@@ -557,7 +534,6 @@ SCENE(test_differ) {
     } else {
       assert_true(w[0].in == 1 && w[0].missing == MLFAB_NO_RANK);
     }
-    talk_close(&t);
   }
 }
 
@@ -566,9 +542,9 @@ SCENE(test_differ) {
 /* It ends nothing; whoever greets anew hears of it; the next epoch is without it. */
 SCENE(test_leaving) {
   all_in(4);
-  talk_break(&t, WORKER(1));
+  talk_break(WORKER(1));
   leave(3, 2);
-  talk_back(&t, WORKER(1));
+  talk_back(WORKER(1));
   settle();
   for (uint32_t i = 0; i < 3; i++) assert_true(w[i].in == 1 && w[i].left == 8);
   part(3);
@@ -591,7 +567,6 @@ SCENE(test_leaving) {
   call(0);
   settle();
   assert_true(IN(0, 4, 1) && w[0].overs == 2);
-  talk_close(&t);
 
   /* While the list is under way: it is not waited for, and has called nothing. */
   open_all(3);
@@ -601,7 +576,6 @@ SCENE(test_leaving) {
   w[1].listed = 0; /* it has not heard */
   leave(1, 1);
   assert_true(w[0].in == 1 && w[0].left == 2 && w[0].go.arena == 0);
-  talk_close(&t);
 }
 
 /* Lost while no epoch stands: the others are told when one would begin, once, and then go on. */
@@ -618,7 +592,6 @@ SCENE(test_lost_before) {
     expect_verdict(2, 1, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, 2,
                    left ? "worker 2 has left" : "worker 2 is dead");
     for (uint32_t i = 0; i < 2; i++) assert_true(IN(i, 2, 2));
-    talk_close(&t);
   }
   /* A worker that is back by then takes part, as a new process or the same. */
   for (int same = 0; same < 2; same++) {
@@ -627,14 +600,13 @@ SCENE(test_lost_before) {
     settle();
     die(2);
     if (same)
-      talk_back(&t, WORKER(2));
+      talk_back(WORKER(2));
     else
       come(2);
     for (uint32_t i = 3; i-- > 1;) call(i);
     pass(BEAT);
     for (uint32_t i = 0; i < 3; i++) assert_true(w[i].in > 0 && w[i].in == w[0].in);
     assert_true(IN(0, 1, 3));
-    talk_close(&t);
   }
   /* One that is back and has not called, or calls something else, does not hide the death; its call does not fail. */
   for (int calls = 0; calls < 2; calls++) {
@@ -648,30 +620,28 @@ SCENE(test_lost_before) {
     settle();
     expect_verdict(2, 1, MLFAB_ERR_PEER_DEAD, 2, "worker 2 is dead");
     assert_true(IN(0, 2, 2) && w[2].overs == 0);
-    talk_close(&t);
   }
   /* Between two epochs. */
   all_in(4);
-  talk_break(&t, WORKER(2));
-  talk_break(&t, WORKER(3));
+  talk_break(WORKER(2));
+  talk_break(WORKER(3));
   w[2].calls = w[3].calls = 0;
   pass(6 * BEAT);
   for (uint32_t i = 0; i < 2; i++) {
     assert_true(w[i].verdict.code == MLFAB_ERR_PEER_DEAD && w[i].verdict.rank >= 2);
     assert_true(w[i].in > 1 && w[i].members == 2);
   }
-  talk_close(&t);
 }
 
 /* --- what is said again --- */
 
 /* A new link, on which nothing of the former one arrives. Server 0 repeats itself. */
 static void relink(uint32_t i) {
-  talk_break(&t, WORKER(i));
-  talk_skip(&t, WORKER(i));
+  talk_break(WORKER(i));
+  talk_skip(WORKER(i));
   w[i].listed = w[i].in = w[i].left = w[i].freezes = 0;
   w[i].settle = (mlfab__membership_finish){.epoch = 0};
-  talk_back(&t, WORKER(i));
+  talk_back(WORKER(i));
 }
 
 static void ready_again(uint32_t i) {
@@ -710,7 +680,7 @@ SCENE(test_said_again) {
   /* It has missed how its epoch ended, and so has one that was taken for dead, whatever came later. */
   say_finish(2, MLFAB__MEMBERSHIP_FINISH, MLFAB_NO_RANK);
   say_finish(3, MLFAB__MEMBERSHIP_FINISH, MLFAB_NO_RANK);
-  talk_break(&t, WORKER(2));
+  talk_break(WORKER(2));
   w[0].over = w[1].over = 1;
   call_all(2);
   assert_true(IN(0, 2, 2));
@@ -720,8 +690,8 @@ SCENE(test_said_again) {
   fail_epoch(0, 3, MLFAB_ERR_TIMEOUT, 0, "late");
   settle();
   for (uint32_t i = 1; i < 3; i++) {
-    talk_skip(&t, WORKER(i));
-    talk_back(&t, WORKER(i));
+    talk_skip(WORKER(i));
+    talk_back(WORKER(i));
     call(i);
     w[i].calls = 0;
     settle();
@@ -729,7 +699,6 @@ SCENE(test_said_again) {
   assert_true(w[2].over == 1 && w[2].verdict.code == 0);
   assert_true(w[1].over == 2 && w[1].verdict.code == MLFAB_ERR_PEER_DEAD);
   assert_string_equal(w[1].verdict.text, "worker 1 was taken for dead");
-  talk_close(&t);
 }
 
 /* A worker finishes outside of an epoch, or before it hears the list: nothing fails, and the others go on without it. */
@@ -742,7 +711,6 @@ SCENE(test_finishing_outside) {
     w[2].calls = w[0].mute = 0;
     say_finish(2, MLFAB__MEMBERSHIP_FINISH, 2);
     for (uint32_t i = 0; i < 2; i++) assert_true(IN(i, 1 + listed, 2) && w[i].verdict.code == 0);
-    talk_close(&t);
   }
 }
 
@@ -756,7 +724,7 @@ SCENE(test_objects_are_kept) {
   for (uint32_t open = 2; open-- > 0;) {
     for (uint32_t i = 0; i < 2; i++) {
       assert_int_equal(w[i].freezes, 2 - open);
-      SAY(&t, WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = 1, .rank = 2, .calls = i,
+      SAY(WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = 1, .rank = 2, .calls = i,
           .open = i == 1 && open);
     }
     settle();
@@ -768,7 +736,6 @@ SCENE(test_objects_are_kept) {
   w[0].over = w[1].over = 1;
   call_all(2);
   for (uint32_t i = 0; i < 3; i++) assert_true(IN(i, 2, 3));
-  talk_close(&t);
 }
 
 /* --- limits --- */
@@ -785,7 +752,6 @@ SCENE(test_too_many) {
   settle();
   expect_verdict(ALL, 1, MLFAB_ERR_LIMIT, MLFAB_NO_RANK,
                  "1025 workers call collectives, which are for 1024 at most");
-  talk_close(&t);
 }
 
 /* A full epoch goes on when one more worker joins, who learns why it may not: until a member leaves. */
@@ -810,7 +776,6 @@ SCENE(test_one_too_many_joins) {
   leave(5, 0);
   pass(10 * BEAT);
   for (uint32_t i = 0; i < joiner; i++) assert_int_equal(w[i].freezes, i != 5);
-  talk_close(&t);
 }
 
 /* Frames that do not parse: the link is given up, nothing else happens. */
@@ -822,17 +787,16 @@ SCENE(test_hostile) {
   mlfab__rng_seed(&prng, 1);
   all_in(3);
   for (uint64_t k = 0; k < n; k++) {
-    uint32_t i = chance(3), closed = talk_peer_of(&t, WORKER(i))->closed;
-    for (int at = 0; at < 64; at++) t.meta[at] = (uint8_t)chance(256);
-    talk_say(&t, WORKER(i), types[chance(6)], chance(64), NULL, 0);
+    uint32_t i = chance(3), closed = talk_peer_of(WORKER(i))->closed;
+    for (int at = 0; at < 64; at++) t->meta[at] = (uint8_t)chance(256);
+    talk_say(WORKER(i), types[chance(6)], chance(64), NULL, 0);
     settle();
-    assert_in_range(talk_peer_of(&t, WORKER(i))->closed, closed, closed + 1);
-    if (!talk_linked(&t, WORKER(i))) talk_back(&t, WORKER(i));
+    assert_in_range(talk_peer_of(WORKER(i))->closed, closed, closed + 1);
+    if (!talk_linked(WORKER(i))) talk_back(WORKER(i));
     settle();
     for (i = 0; i < 3; i++) assert_true(w[i].in == 1 && w[i].overs == 0);
   }
   fail_with(0, MLFAB_ERR_TIMEOUT, 1, "a deadline passed");
   settle();
   expect_verdict(3, 1, MLFAB_ERR_TIMEOUT, 1, "a deadline passed");
-  talk_close(&t);
 }

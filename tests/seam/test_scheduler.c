@@ -11,30 +11,29 @@ enum { SERVERS = 3, WORKERS = 640, TEXT = 1 << 16 };
 #define GIGA 1e9
 #define PULL MLFAB__TRANSFER_PULL
 
-static talk t;
 static mlfab__plan plan; /* the last one that was heard */
 static mlfab__plan_entry e[MLFAB__PLAN_ENTRIES_MAX];
 static uint32_t assured; /* plans without entries */
 
 static void tick(void) {
-  mlfab_node_tick(t.node, t.now);
-  talk_run(&t);
+  mlfab_node_tick(t->node, t->now);
+  talk_run();
 }
 
 static void pass(uint64_t ns) {
-  talk_wait(&t, ns);
+  talk_wait(ns);
   tick();
 }
 
 /* Takes a server's next plan; returns the number of its entries, or 0: there is none. */
 static uint32_t next_plan(uint32_t server) {
-  for (const talk_frame *f; (f = talk_peer_of(&t, SERVER(server))->first);) {
+  for (const talk_frame *f; (f = talk_peer_of(SERVER(server))->first);) {
     if (f->header.type == MLFAB__HELLO) break; /* on a new link: not answered yet */
     if (f->header.type == MLFAB__SCHEDULE) {   /* server 0's, for the others */
-      HEAR(&t, SERVER(server), SCHEDULE, schedule, server > 0 && m->delay_bound > 0);
+      HEAR(SERVER(server), SCHEDULE, schedule, server > 0 && m->delay_bound > 0);
       continue;
     }
-    HEAR_LIST(&t, SERVER(server), PLAN, plan, e, (plan = *m, 1));
+    HEAR_LIST(SERVER(server), PLAN, plan, e, (plan = *m, 1));
     if (plan.entries > 0) return plan.entries;
     assured++;
   }
@@ -44,10 +43,10 @@ static uint32_t next_plan(uint32_t server) {
 /* Time passes; now the server has a plan of so many entries. */
 #define LATER(ns, server, n) (pass(ns), PLANS(server, n))
 
-#define STATION(server, ...) SAY(&t, SERVER(server), STATION, station, __VA_ARGS__)
-#define REPORT(server, ...) SAY(&t, SERVER(server), REPORT, report, __VA_ARGS__)
+#define STATION(server, ...) SAY(SERVER(server), STATION, station, __VA_ARGS__)
+#define REPORT(server, ...) SAY(SERVER(server), REPORT, report, __VA_ARGS__)
 #define CAPACITY(host_, in_, out_) \
-  SAY(&t, SERVER(0), CAPACITY, capacity, .host = host_, .in = in_, .out = out_)
+  SAY(SERVER(0), CAPACITY, capacity, .host = host_, .in = in_, .out = out_)
 /* An update, unless .kind is PULL. Zeros stand for the usual values. */
 #define ANNOUNCE(server, ...) announce(server, (mlfab__announce){__VA_ARGS__})
 
@@ -57,13 +56,13 @@ static void announce(uint32_t server, mlfab__announce m) {
   if (m.incarnation == 0) m.incarnation = 1;
   if (m.members == 0) m.members = 1;
   if (m.parts == 0) m.parts = 1;
-  talk_say(&t, SERVER(server), MLFAB__ANNOUNCE, mlfab__encode_announce(t.meta, &m), NULL, 0);
+  talk_say(SERVER(server), MLFAB__ANNOUNCE, mlfab__encode_announce(t->meta, &m), NULL, 0);
 }
 
 /* All parts of an update, each of its own shape. */
 static void announce_all(uint32_t worker, uint64_t id) {
-  for (uint32_t k = 0; k < t.config.servers; k++)
-    ANNOUNCE(k, .worker = worker, .id = id, .bytes = 10 * MB, .parts = t.config.servers,
+  for (uint32_t k = 0; k < t->config.servers; k++)
+    ANNOUNCE(k, .worker = worker, .id = id, .bytes = 10 * MB, .parts = t->config.servers,
              .shape = 1 + k);
 }
 
@@ -71,20 +70,20 @@ static void introduce(uint32_t server, mlfab__schedule m) {
   if (m.delay_bound == 0) m.delay_bound = MLFAB_UNBOUNDED;
   m.plan_ahead_ns = 150 * MS;
   m.host = 1000 + server;
-  talk_say(&t, SERVER(server), MLFAB__SCHEDULE, mlfab__encode_schedule(t.meta, &m), NULL, 0);
-  for (uint32_t w = 0; w < t.config.workers; w++)
+  talk_say(SERVER(server), MLFAB__SCHEDULE, mlfab__encode_schedule(t->meta, &m), NULL, 0);
+  for (uint32_t w = 0; w < t->config.workers; w++)
     STATION(server, .worker = w, .incarnation = 1, .alive = 1, .accumulators = 2, .host = 1 + w);
 }
 
 static void join(uint32_t workers, uint32_t servers) {
-  talk_init(&t);
-  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
-                                .roles = MLFAB_ROLE_SCHEDULER,
-                                .workers = workers,
-                                .servers = servers,
-                                .scheduler = MLFAB_SCHEDULER_OWN,
-                                .seed = 7});
-  t.hold_tick = 1;
+  talk_init();
+  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
+                            .roles = MLFAB_ROLE_SCHEDULER,
+                            .workers = workers,
+                            .servers = servers,
+                            .scheduler = MLFAB_SCHEDULER_OWN,
+                            .seed = 7});
+  t->hold_tick = 1;
   assured = 0;
 }
 
@@ -100,7 +99,7 @@ static void fabric(uint32_t workers, uint32_t servers, mlfab__schedule schedule)
 }
 #define FABRIC(workers, servers, ...) fabric(workers, servers, (mlfab__schedule){__VA_ARGS__})
 
-static uint64_t plans_made(void) { return talk_stats(&t).plans_made; }
+static uint64_t plans_made(void) { return talk_stats().plans_made; }
 
 /* --- when it plans --- */
 
@@ -108,14 +107,13 @@ static uint64_t plans_made(void) { return talk_stats(&t).plans_made; }
 SCENE(test_one) {
   FABRIC(4, 1, 0);
   ANNOUNCE(0, .worker = 2, .id = 5, .bytes = 100 * MB);
-  assert_true(mlfab_node_deadline(t.node) <= t.now);
+  assert_true(mlfab_node_deadline(t->node) <= t->now);
   LATER(0, 0, 1);
   assert_true(e->id == 5 && e->worker == 2 && e->kind == MLFAB__TRANSFER_PUSH && e->group == 0);
   assert_true(e->aggregator == MLFAB__NO_NODE && e->fate == MLFAB__FATE_GO && e->delay == 0);
   assert_true(plan.rate_in == GIGA);
   LATER(SECOND, 0, 0);
   assert_int_equal(plans_made(), 1);
-  talk_close(&t);
 }
 
 /* While the in-link is booked for plan_ahead or more nothing is planned; then planning resumes at once. At
@@ -132,8 +130,7 @@ SCENE(test_booked_ahead) {
   LATER(5 * MS, 0, 10);
   for (uint32_t i = 0; i < 10; i++) grouped += e[i].group != 0;
   assert_true(grouped >= 4);
-  assert_int_equal(talk_stats(&t).plans_grouped, grouped);
-  talk_close(&t);
+  assert_int_equal(talk_stats().plans_grouped, grouped);
 }
 
 /* The link is slower than planned: the scheduler takes the progress from the server's report. */
@@ -148,7 +145,6 @@ SCENE(test_booked_by_report) {
   /* And it does not wait for a transfer that ended early. */
   REPORT(0, .worker = 0, .id = 1, .placed = 1);
   LATER(0, 0, 1);
-  talk_close(&t);
 }
 
 /* An update's delay: members that a server may have missed are counted at that server, and not at servers that have no
@@ -166,7 +162,6 @@ SCENE(test_unsure) {
     LATER(0, cases[i].server, 1);
     assert_int_equal(e->delay, cases[i].delay);
   }
-  talk_close(&t);
 }
 
 SCENE(test_interval) {
@@ -181,7 +176,6 @@ SCENE(test_interval) {
   ANNOUNCE(0, .worker = 5, .bytes = 400 * MB);
   LATER(100 * MS - 1, 0, 0);
   LATER(1, 0, 1);
-  talk_close(&t);
 }
 
 /* --- fates --- */
@@ -215,8 +209,7 @@ SCENE(test_fates) {
       assert_true(e[k].delay >= cases[i].first_delay);
     }
     assert_int_equal(gone, 5 - cases[i].go);
-    assert_int_equal(talk_stats(&t).plans_dropped, gone);
-    talk_close(&t);
+    assert_int_equal(talk_stats().plans_dropped, gone);
   }
 }
 
@@ -226,8 +219,7 @@ SCENE(test_rounds) {
   for (uint32_t w = 9; w-- > 0;) ANNOUNCE(0, .worker = w, .bytes = MB * (w + 1), .lag = 50);
   LATER(0, 0, 9);
   for (uint32_t k = 0; k < 9; k++) assert_true(e[k].worker == 8 - k && e[k].fate == MLFAB__FATE_GO);
-  assert_int_equal(talk_stats(&t).plans_dropped, 0);
-  talk_close(&t);
+  assert_int_equal(talk_stats().plans_dropped, 0);
 }
 
 /* Of one worker's updates the older goes first, even if the newer would arrive earlier. */
@@ -239,7 +231,6 @@ SCENE(test_numbers_of_a_worker) {
   assert_int_equal(e->id, 7);
   LATER(0, 0, 1);
   assert_int_equal(e->id, 8);
-  talk_close(&t);
 }
 
 /* --- aggregation --- */
@@ -280,7 +271,6 @@ SCENE(test_accumulators) {
   for (uint32_t w = 0; w < 12; w++) ANNOUNCE(0, .worker = w, .id = 2, .bytes = 10 * MB);
   LATER(MS, 0, 12);
   assert_true(groups_of(NULL) > 0);
-  talk_close(&t);
 }
 
 /* Updates of different shapes are not aggregated, and none is when the schedule forbids it. */
@@ -291,7 +281,6 @@ SCENE(test_not_grouped) {
       ANNOUNCE(0, .worker = w, .bytes = 10 * MB, .shape = way == 2 ? 2 + (w & 1) : 3);
     LATER(0, 0, 16);
     assert_int_equal(groups_of(NULL) > 0, way == 0);
-    talk_close(&t);
   }
 }
 
@@ -307,7 +296,6 @@ SCENE(test_shared_hosts) {
   LATER(0, 0, 32);
   assert_true(groups_of(in_use) > 1);
   for (uint32_t w = 0; w < 32; w += 2) assert_true(in_use[w] + in_use[w + 1] <= (w >= 8));
-  talk_close(&t);
 }
 
 /* However many updates wait, no group is too large for a frame. */
@@ -323,7 +311,6 @@ SCENE(test_large_batches) {
     }
   }
   assert_int_equal(planned, WORKERS);
-  talk_close(&t);
 }
 
 /* --- several servers --- */
@@ -336,16 +323,15 @@ SCENE(test_waits_for_parts) {
   LATER(0, 0, 1);
   PLANS(1, 1);
   /* The scheduler does not wait for a server whose link is lost ... */
-  talk_break(&t, SERVER(0));
+  talk_break(SERVER(0));
   ANNOUNCE(1, .worker = 1, .bytes = 10 * MB, .parts = 2);
   LATER(0, 1, 1);
   /* ... and waits for a silent one only for a limited time. */
-  talk_back(&t, SERVER(0));
+  talk_back(SERVER(0));
   ANNOUNCE(1, .worker = 2, .bytes = 10 * MB, .parts = 2);
   LATER(1500 * MS - 1, 1, 0);
   LATER(1, 1, 1);
   PLANS(0, 0);
-  talk_close(&t);
 }
 
 /* A server with a waiting update gets a plan without entries once a heartbeat; the others, and a server
@@ -364,7 +350,6 @@ SCENE(test_reassures) {
     PLANS(1, 0);
     assert_int_equal(assured, beats);
   }
-  talk_close(&t);
 }
 
 /* One fate and one order at all servers, with the largest lag of all servers. */
@@ -386,7 +371,6 @@ SCENE(test_same_everywhere) {
       if (e[i].worker >= 8) assert_int_not_equal(e[i].fate, MLFAB__FATE_GO);
     }
   }
-  talk_close(&t);
 }
 
 /* --- what goes wrong --- */
@@ -398,7 +382,7 @@ SCENE(test_unreachable) {
   for (uint32_t w = 0; w < 2; w++) ANNOUNCE(0, .worker = w, .bytes = 1000);
   LATER(0, 0, 1);
   assert_int_equal(e->worker, 1);
-  assert_true(mlfab_node_deadline(t.node) > t.now);
+  assert_true(mlfab_node_deadline(t->node) > t->now);
   LATER(500 * MS, 0, 0);
   assert_int_equal(plans_made(), 1);
   CAPACITY(1, GIGA, GIGA);
@@ -408,7 +392,6 @@ SCENE(test_unreachable) {
   CAPACITY(1000, 0.0, 0.0);
   ANNOUNCE(0, .worker = 2, .bytes = 1000);
   LATER(SECOND, 0, 0);
-  talk_close(&t);
 }
 
 /* --- its words --- */
@@ -428,7 +411,7 @@ static char text[TEXT];
 
 static const char *explain(void) {
   size_t bytes;
-  assert_int_equal(mlfab_node_explain(t.node, text, sizeof text, &bytes), 0);
+  assert_int_equal(mlfab_node_explain(t->node, text, sizeof text, &bytes), 0);
   assert_int_equal(bytes, strlen(text) + 1);
   return text;
 }
@@ -479,7 +462,7 @@ SCENE(test_explain) {
   assert_non_null(strstr(text, ", group "));
   assert_non_null(strstr(text, "server 0: in 1000000000 bytes/s"));
   for (size_t room = 0; room <= sizeof small; room += sizeof small) {
-    assert_int_equal(mlfab_node_explain(t.node, room ? small : NULL, room, &bytes), 0);
+    assert_int_equal(mlfab_node_explain(t->node, room ? small : NULL, room, &bytes), 0);
     assert_int_equal(bytes, strlen(text) + 1);
   }
   assert_int_equal(strlen(small), sizeof small - 1);
@@ -499,7 +482,6 @@ SCENE(test_explain) {
   assert_non_null(strstr(text,
                          "pull 4 of worker 1, 50000000 bytes, direct, start 0.050000000, "
                          "end 0.100000000"));
-  talk_close(&t);
 }
 
 /* --- servers and workers that come back --- */
@@ -512,9 +494,9 @@ SCENE(test_restart) {
   LATER(0, 0, 3);
   ANNOUNCE(0, .worker = 5, .bytes = 1000);
   LATER(0, 0, 0);
-  talk_break(&t, SERVER(0));
+  talk_break(SERVER(0));
   LATER(SECOND, 0, 0);
-  talk_back(&t, SERVER(0));
+  talk_back(SERVER(0));
   introduce(0, (mlfab__schedule){.host = 0});
   REPORT(0, .worker = MLFAB__NO_NODE, .placed = 3, .backlog = 250 * MB);
   ANNOUNCE(0, .worker = 6, .bytes = 1000);
@@ -524,7 +506,6 @@ SCENE(test_restart) {
   assert_int_equal(e->worker, 6);
   read_told(0);
   assert_true(told.backlog > 0.149 && told.backlog < 0.151);
-  talk_close(&t);
 }
 
 /* Strangers, past incarnations, dead workers and repeated announcements. */
@@ -547,16 +528,15 @@ SCENE(test_who_may_announce) {
   /* A report about an unknown transfer changes nothing. */
   REPORT(0, .worker = 2, .id = 77);
   LATER(0, 0, 0);
-  assert_int_equal(talk_peer_of(&t, SERVER(0))->closed, 0);
-  talk_close(&t);
+  assert_int_equal(talk_peer_of(SERVER(0))->closed, 0);
 }
 
 /* A wrong frame costs server 0 its link. It calls again. */
 static void refused(uint32_t frames) {
-  talk_peer *p = talk_peer_of(&t, SERVER(0));
+  talk_peer *p = talk_peer_of(SERVER(0));
   assert_int_equal(p->closed, frames);
-  for (int i = 0; i < 100 && !p->link; i++) talk_wait(&t, 100 * MS);
-  assert_true(talk_linked(&t, SERVER(0)));
+  for (int i = 0; i < 100 && !p->link; i++) talk_wait(100 * MS);
+  assert_true(talk_linked(SERVER(0)));
 }
 
 SCENE(test_bad_frames) {
@@ -574,33 +554,29 @@ SCENE(test_bad_frames) {
     CAPACITY(1, i % 2 ? GIGA : x, i % 2 ? x : GIGA);
     refused(++n);
   }
-  SAY(&t, SERVER(0), SCHEDULE, schedule, .plan_ahead_ns = MS);
+  SAY(SERVER(0), SCHEDULE, schedule, .plan_ahead_ns = MS);
   refused(++n);
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
-    SAY(&t, SERVER(0), ANNOUNCE, announce, .id = 1, .incarnation = 1, .parts = wrong[i][0],
+    SAY(SERVER(0), ANNOUNCE, announce, .id = 1, .incarnation = 1, .parts = wrong[i][0],
         .kind = wrong[i][1], .members = wrong[i][2], .worker = wrong[i][3]);
     refused(++n);
   }
-  talk_say(&t, SERVER(0), MLFAB__PLAN, 0, NULL, 0);
+  talk_say(SERVER(0), MLFAB__PLAN, 0, NULL, 0);
   refused(++n);
   mlfab__rng_seed(&prng, 3);
   for (uint32_t i = 0; i < 20000; i++) {
-    if (i % 1000 == 0) {
-      talk_close(&t);
-      FABRIC(4, 2, 0);
-    }
+    if (i % 1000 == 0) FABRIC(4, 2, 0);
     static const uint8_t types[] = {MLFAB__SCHEDULE, MLFAB__STATION, MLFAB__CAPACITY,
                                     MLFAB__ANNOUNCE, MLFAB__REPORT};
     uint32_t server = (uint32_t)mlfab__rng_below(&prng, 2);
     for (uint32_t k = 0; k < 256; k++)
-      t.meta[k] = mlfab__rng_below(&prng, 3) ? 0 : (uint8_t)mlfab__rng_below(&prng, 4);
-    talk_say(&t, SERVER(server), types[mlfab__rng_below(&prng, 5)],
+      t->meta[k] = mlfab__rng_below(&prng, 3) ? 0 : (uint8_t)mlfab__rng_below(&prng, 4);
+    talk_say(SERVER(server), types[mlfab__rng_below(&prng, 5)],
              24 + 8 * (uint32_t)mlfab__rng_below(&prng, 8), NULL, 0);
     pass(1 + mlfab__rng_below(&prng, MS));
-    talk_skip(&t, SERVER(server));
-    while (!talk_linked(&t, SERVER(server))) talk_wait(&t, 100 * MS);
+    talk_skip(SERVER(server));
+    while (!talk_linked(SERVER(server))) talk_wait(100 * MS);
   }
-  talk_close(&t);
 }
 
 /* When there are many hosts, those without nodes are forgotten; the others keep their capacities. */
@@ -616,7 +592,6 @@ SCENE(test_many_hosts) {
         strstr(text, "worker 2, 2 accumulators: in 500000000 bytes/s, out 600000000 bytes/s\n"));
     assert_non_null(strstr(text, "worker 3, 2 accumulators: in 1000000000 bytes/s, out "));
   }
-  talk_close(&t);
 }
 
 /* --- pulls --- */
@@ -644,7 +619,6 @@ SCENE(test_pulls) {
     for (uint32_t w = 0; w < 16; w++) REPORT(1, .kind = PULL, .worker = w, .id = 4);
     LATER(0, 1, 1);
     assert_int_equal(e->id, 5);
-    talk_close(&t);
   }
 }
 
@@ -1039,7 +1013,7 @@ static void mini_announce(mini *m, uint32_t worker) {
 
 static void mini_step(mini *m, double rates[MINI_FLOWS]) {
   double next = m->now + mini_rates(m, rates);
-  uint64_t deadline = mlfab_node_deadline(t.node);
+  uint64_t deadline = mlfab_node_deadline(t->node);
   double timer = 1e-9 * (double)deadline;
   if (timer < next) next = timer;
   for (uint32_t w = 0; w < m->workers; w++)
@@ -1063,7 +1037,7 @@ static void mini_step(mini *m, double rates[MINI_FLOWS]) {
   }
   uint64_t ns = (uint64_t)(m->now * 1e9 + 0.5);
   if (timer <= m->now && ns < deadline) ns = deadline;
-  if (ns > t.now) talk_wait(&t, ns - t.now);
+  if (ns > t->now) talk_wait(ns - t->now);
   mini_deliver(m);
   mini_commit(m);
   for (uint32_t w = 0; w < m->workers; w++)
@@ -1177,7 +1151,6 @@ SCENE(test_as_foretold) {
       grouped += m->grouped;
       dropped += m->dropped;
       spread += m->spread;
-      talk_close(&t);
     }
     assert_true(exact >= (cut ? seeds * 3 / 4 : seeds) && grouped > 16 * seeds &&
                 dropped > 2 * seeds && spread > 16 * seeds);
@@ -1202,7 +1175,6 @@ SCENE(test_otherwise) {
     if (m->starved > 0.1 * (m->now - 1.0))
       fail_msg("seed %llu: starved %g of %g s\n", (unsigned long long)seed, m->starved,
                m->now - 1.0);
-    talk_close(&t);
   }
 }
 
@@ -1227,7 +1199,6 @@ static uint32_t reserve_again(uint32_t whole, double out) {
   read_told(0);
   double off = told.at + told.backlog - last;
   assert_true(off < 1e-8 && off > -1e-8);
-  talk_close(&t);
   return cut;
 }
 
@@ -1253,7 +1224,7 @@ static void session(uint32_t *entries) {
       tick();
       for (uint32_t k = 0; k < 2; k++)
         for (uint32_t n; (n = next_plan(k)) > 0;) entries[k] += n;
-      talk_wait(&t, 200 * MS);
+      talk_wait(200 * MS);
     }
     for (uint32_t w = 0; w < 12; w++) {
       for (uint32_t k = 0; k < 2; k++)
@@ -1271,14 +1242,13 @@ SCENE(test_memory) {
   for (uint64_t fail_at = 0; fail_at <= calls; fail_at++) {
     uint32_t entries[2] = {0, 0}, lost = 0;
     join(12, 2);
-    uint64_t before = t.calls;
-    if (fail_at) t.fail_at = before + fail_at;
+    uint64_t before = t->calls;
+    if (fail_at) t->fail_at = before + fail_at;
     session(entries);
-    if (fail_at == 0) calls = t.calls - before;
-    for (uint32_t k = 0; k < 2; k++) lost += talk_peer_of(&t, SERVER(k))->closed > 0;
+    if (fail_at == 0) calls = t->calls - before;
+    for (uint32_t k = 0; k < 2; k++) lost += talk_peer_of(SERVER(k))->closed > 0;
     losses += lost > 0;
     if (lost == 0) assert_true(entries[0] == 36 && entries[1] == 72);
-    talk_close(&t);
   }
   assert_true(calls > 60 && losses < 5);
 }

@@ -1,7 +1,5 @@
 /* test_sparse_push.c - filters and sparse updates of a worker: what is sent, what is held back, and that each server gets
  * whole packets of its own shard and all of them, whatever is granted, lost and retried. */
-#include "tests/seam/talk.h"
-
 #include "core/base/rng.h"
 #include "core/kernels/half.h"
 #include "core/kernels/kernels.h"
@@ -11,6 +9,7 @@
 #include "core/sparse/filter.h"
 #include "tests/unit/draw.h"
 #include "tests/unit/scale.h"
+#include "tests/seam/talk.h"
 
 #include <float.h>
 #include <math.h>
@@ -43,7 +42,6 @@ typedef struct part { /* of an update, at a server */
   uint8_t image[FLAT_MAX];
 } part;
 
-static talk t;
 static mlfab__rng prng;
 static mlfab__layout layout;
 static mlfab__env memory; /* of the layout */
@@ -72,9 +70,8 @@ static const struct {
 
 static const mlfab__tensor *tensor_of(uint32_t i) { return mlfab__layout_find(&layout, 10 * i); }
 
-static void greeting(talk *talking, uint32_t who, mlfab__hello_ack *ack) {
+static void greeting(uint32_t who, mlfab__hello_ack *ack) {
   uint32_t s = who & 0xffff;
-  (void)talking;
   ack->generation = ++F.generations[s];
   ack->top = F.windows[s].top;
   memcpy(ack->applied, F.windows[s].applied, sizeof ack->applied);
@@ -86,22 +83,22 @@ static void prepare(uint32_t servers, uint32_t chunk, uint32_t eager) {
   memset(&F, 0, sizeof F);
   F.servers = servers;
   F.eager = eager;
-  talk_init(&t);
-  t.ack.eager_bytes = eager;
-  t.greeting = greeting;
-  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
-                                .roles = MLFAB_ROLE_WORKER,
-                                .rank = RANK,
-                                .workers = WORKERS,
-                                .servers = servers,
-                                .dedicated = 1,
-                                .chunk_bytes = chunk,
-                                .merge_max = 8,
-                                .heartbeat_ns = BEAT_NS,
-                                .seed = SEED});
-  t.ack.eager_bytes = eager;
+  talk_init();
+  t->ack.eager_bytes = eager;
+  t->greeting = greeting;
+  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
+                            .roles = MLFAB_ROLE_WORKER,
+                            .rank = RANK,
+                            .workers = WORKERS,
+                            .servers = servers,
+                            .dedicated = 1,
+                            .chunk_bytes = chunk,
+                            .merge_max = 8,
+                            .heartbeat_ns = BEAT_NS,
+                            .seed = SEED});
+  t->ack.eager_bytes = eager;
   for (uint32_t i = 0; i < TENSORS; i++)
-    CALL(&t, TENSOR_ADD, .tensor = 10 * i, .dtype = shapes[i].dtype, .count = shapes[i].count);
+    CALL(TENSOR_ADD, .tensor = 10 * i, .dtype = shapes[i].dtype, .count = shapes[i].count);
 }
 
 static void begin(uint32_t servers, uint32_t chunk, uint32_t eager, uint32_t sync) {
@@ -109,9 +106,9 @@ static void begin(uint32_t servers, uint32_t chunk, uint32_t eager, uint32_t syn
   mlfab__tensor_info infos[TENSORS];
   mlfab_error error;
   prepare(servers, chunk, eager);
-  talk_stand(&t, &options);
+  talk_stand(&options);
   for (uint32_t s = 0; s < servers; s++) /* with this credit */
-    SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 1, .kind = MLFAB__ACK_CREDIT,
+    SAY(SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 1, .kind = MLFAB__ACK_CREDIT,
         .eager_bytes = eager);
   for (uint32_t i = 0; i < TENSORS; i++)
     infos[i] = (mlfab__tensor_info){10 * i, (uint32_t)shapes[i].dtype, shapes[i].count};
@@ -125,9 +122,9 @@ static void begin(uint32_t servers, uint32_t chunk, uint32_t eager, uint32_t syn
 }
 
 static void finish(void) {
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
+  assert_int_equal(talk_stats().frames_refused, 0);
   mlfab__layout_free(&memory, &layout);
-  talk_close(&t);
+  talk_close();
 }
 
 /* --- servers that check what they receive --- */
@@ -135,7 +132,7 @@ static void finish(void) {
 static void ack(uint32_t server, uint64_t seq, int code) {
   parts[server][seq].open = 0;
   mlfab__windows_decide(&F.windows[server], seq, 1, code);
-  SAY(&t, SERVER(server), PUSH_ACK, push_ack, .seq = seq, .members = 1,
+  SAY(SERVER(server), PUSH_ACK, push_ack, .seq = seq, .members = 1,
       .generation = F.generations[server], .code = code, .version = 1);
 }
 
@@ -196,15 +193,15 @@ static void take_plain(part *x, const uint8_t *bulk, uint32_t bytes) {
 
 /* Takes the next frame for a server: returns 1, or 0 when there is none. */
 static int take(uint32_t server) {
-  const talk_frame *next = talk_peer_of(&t, SERVER(server))->first;
+  const talk_frame *next = talk_peer_of(SERVER(server))->first;
   part *x = NULL;
   uint64_t seq = 0;
   if (!next) return 0;
   if (next->header.type == MLFAB__PUSH) {
     mlfab__push push = {.seq = 0};
-    HEAR_PUSH(&t, SERVER(server),
-              m->generation == F.generations[server] && m->members == 1 && m->segments <= 32 &&
-                  m->eager <= F.eager && m->seq < PUSHES_MAX && (push = *m, 1));
+    HEAR_PUSH(SERVER(server), m->generation == F.generations[server] && m->members == 1 &&
+                                  m->segments <= 32 && m->eager <= F.eager && m->seq < PUSHES_MAX &&
+                                  (push = *m, 1));
     x = &parts[server][push.seq];
     assert_int_equal(x->open, 0);
     *x = (part){.open = 1,
@@ -212,18 +209,18 @@ static int take(uint32_t server) {
                 .bytes = push.bytes,
                 .granted = push.eager,
                 .nsegments = push.segments};
-    memcpy(x->segments, t.segments, push.segments * sizeof *x->segments);
+    memcpy(x->segments, t->segments, push.segments * sizeof *x->segments);
   } else {
-    HEAR(&t, SERVER(server), CHUNK, chunk,
+    HEAR(SERVER(server), CHUNK, chunk,
          (seq = m->seq) < PUSHES_MAX && m->offset == parts[server][seq].got && h->bulk_bytes > 0);
     x = &parts[server][seq];
     assert_int_equal(x->open, 1);
   }
   if (x->packed)
-    take_packets(server, x, t.heard->bulk, t.heard->bulk_bytes);
+    take_packets(server, x, t->heard->bulk, t->heard->bulk_bytes);
   else
-    take_plain(x, t.heard->bulk, t.heard->bulk_bytes);
-  x->got += t.heard->bulk_bytes;
+    take_plain(x, t->heard->bulk, t->heard->bulk_bytes);
+  x->got += t->heard->bulk_bytes;
   assert_true(x->got <= x->granted);
   return 1;
 }
@@ -231,22 +228,21 @@ static int take(uint32_t server) {
 static void grant(uint32_t server, uint64_t seq, uint64_t upto) {
   part *x = &parts[server][seq];
   x->granted = mlfab__min(x->bytes, mlfab__max(x->granted, upto));
-  SAY(&t, SERVER(server), GRANT, grant, .seq = seq, .upto = upto,
-      .generation = F.generations[server]);
+  SAY(SERVER(server), GRANT, grant, .seq = seq, .upto = upto, .generation = F.generations[server]);
 }
 
 /* Runs one random event at a server. It decides in order. */
 static void serve(uint32_t server) {
   uint64_t seq = 1;
-  if (!talk_linked(&t, SERVER(server))) {
-    *talk_away(&t, SERVER(server)) = 0;
-    talk_wait(&t, BEAT_NS / 2);
+  if (!talk_linked(SERVER(server))) {
+    *talk_away(SERVER(server)) = 0;
+    talk_wait(BEAT_NS / 2);
     return;
   }
   if (below(1500) == 0) {
-    talk_skip(&t, SERVER(server));
+    talk_skip(SERVER(server));
     for (uint32_t i = 0; i < PUSHES_MAX; i++) parts[server][i].open = 0;
-    talk_break(&t, SERVER(server));
+    talk_break(SERVER(server));
     return;
   }
   if (take(server)) return;
@@ -268,7 +264,7 @@ static int rests(void) {
     mlfab_result result;
     int done = 0;
     if (updates[i].status != 1) continue;
-    assert_int_equal(mlfab_node_test(t.node, updates[i].request, &done, &result), 0);
+    assert_int_equal(mlfab_node_test(t->node, updates[i].request, &done, &result), 0);
     if (done) {
       assert_int_equal(result.seq, i);
       updates[i].status = result.status;
@@ -377,7 +373,7 @@ static void literal(uint32_t tensor, const void *g, uint64_t number, uint8_t *im
 }
 
 static void check_counters(void) {
-  mlfab_stats stats = talk_stats(&t);
+  mlfab_stats stats = talk_stats();
   assert_int_equal(stats.filter_offered, F.offered);
   assert_int_equal(stats.filter_sent, F.sent);
   assert_int_equal(stats.filter_saturated, F.saturated);
@@ -442,7 +438,7 @@ static int try_push(uint32_t mask) {
   mlfab_request request = 0;
   const mlfab_call call = {
       .size = sizeof call, .kind = MLFAB_CALL_PUSH, .bufs = bufs, .n = bufs_of(mask, bufs)};
-  int code = mlfab_node_submit(t.node, &call, t.now, &request);
+  int code = mlfab_node_submit(t->node, &call, t->now, &request);
   if (code) return code;
   update *x = new_update(request);
   for (uint32_t i = 0; i < TENSORS; i++) {
@@ -460,11 +456,11 @@ static int try_push(uint32_t mask) {
 
 static void push_some(uint32_t mask) {
   assert_int_equal(try_push(mask), 0);
-  talk_run(&t);
+  talk_run();
 }
 
 static void set_filter(uint32_t tensor, const mlfab_filter *filter) {
-  CALL(&t, SET_FILTER, .tensor = 10 * tensor, .options = filter);
+  CALL(SET_FILTER, .tensor = 10 * tensor, .options = filter);
   if (!filter) {
     F.leaves[tensor] = F.filters[tensor].size > 0;
     return;
@@ -517,7 +513,7 @@ static void push_sparse(uint32_t tensor, uint32_t one_of) {
     indices[n++] = i;
   }
   x->request =
-      CALL(&t, PUSH_SPARSE, .tensor = 10 * tensor, .indices = indices, .data = values, .count = n);
+      CALL(PUSH_SPARSE, .tensor = 10 * tensor, .indices = indices, .data = values, .count = n);
   memset(values, 0xee, sizeof values); /* the buffer is the caller's again */
 }
 
@@ -535,9 +531,9 @@ static void one_run(void) {
     uint32_t owners[SLICES];
     const uint64_t tops[SERVERS_MAX] = {0};
     for (uint32_t i = 0; i < layout.nslices; i++) owners[i] = below(F.servers);
-    t.ack.eager_bytes = F.eager;
-    talk_resume(&t, 1, owners, layout.nslices, tops);
-    t.ack.epoch = 2;
+    t->ack.eager_bytes = F.eager;
+    talk_resume(1, owners, layout.nslices, tops);
+    t->ack.epoch = 2;
     mlfab__layout_assign(&layout, owners);
   }
   for (uint32_t i = 0; i < 18; i++) {
@@ -587,9 +583,9 @@ static void set_up(uint32_t servers) {
 static void infinite(uint32_t mask, const char *text) {
   mlfab_buf bufs[TENSORS];
   mlfab_error error;
-  FAILS(&t, MLFAB_ERR_NOT_FINITE, PUSH, .bufs = bufs, .n = bufs_of(mask, bufs));
-  assert_non_null(strstr(talk_error(&t), text));
-  assert_int_equal(mlfab_node_last_error(t.node, &error), 0);
+  FAILS(MLFAB_ERR_NOT_FINITE, PUSH, .bufs = bufs, .n = bufs_of(mask, bufs));
+  assert_non_null(strstr(talk_error(), text));
+  assert_int_equal(mlfab_node_last_error(t->node, &error), 0);
   assert_int_equal(error.rank, RANK);
   check_counters();
 }
@@ -653,11 +649,11 @@ SCENE(test_filters_are_checked) {
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
     f = wrong[i].filter;
     f.size = sizeof f;
-    FAILS(&t, wrong[i].code, SET_FILTER, .tensor = wrong[i].tensor, .options = &f);
-    assert_non_null(strstr(talk_error(&t), wrong[i].text));
+    FAILS(wrong[i].code, SET_FILTER, .tensor = wrong[i].tensor, .options = &f);
+    assert_non_null(strstr(talk_error(), wrong[i].text));
   }
   f.size = 0;
-  FAILS(&t, MLFAB_ERR_ARGUMENT, SET_FILTER, .tensor = 0, .options = &f);
+  FAILS(MLFAB_ERR_ARGUMENT, SET_FILTER, .tensor = 0, .options = &f);
   finish();
   /* A server that was built without them is named. */
   uint64_t index = 0;
@@ -666,18 +662,17 @@ SCENE(test_filters_are_checked) {
   mlfab_error error;
   f = (mlfab_filter){.size = sizeof f};
   prepare(1, 4096, 1 << 20);
-  CALL(&t, MODEL_START, .options = NULL);
-  HEAR(&t, SERVER(0), DEFINE, define, (define = *m, 1));
-  SAY(&t, SERVER(0), DEFINE_ACK, define_ack, .ask = define.ask, .options = define.options);
-  FAILS(&t, MLFAB_ERR_UNSUPPORTED, SET_FILTER, .tensor = 0, .options = &f);
-  assert_string_equal(talk_error(&t),
+  CALL(MODEL_START, .options = NULL);
+  HEAR(SERVER(0), DEFINE, define, (define = *m, 1));
+  SAY(SERVER(0), DEFINE_ACK, define_ack, .ask = define.ask, .options = define.options);
+  FAILS(MLFAB_ERR_UNSUPPORTED, SET_FILTER, .tensor = 0, .options = &f);
+  assert_string_equal(talk_error(),
                       "not supported: filters, at server 0, which was built without "
                       "MLFAB_WITH_SPARSE");
-  assert_int_equal(mlfab_node_last_error(t.node, &error), 0);
+  assert_int_equal(mlfab_node_last_error(t->node, &error), 0);
   assert_int_equal(error.rank, 0);
-  FAILS(&t, MLFAB_ERR_UNSUPPORTED, PUSH_SPARSE, .tensor = 0, .indices = &index, .data = &value,
+  FAILS(MLFAB_ERR_UNSUPPORTED, PUSH_SPARSE, .tensor = 0, .indices = &index, .data = &value,
         .count = 1);
-  talk_close(&t);
 }
 
 /* With a threshold of 0 everything is sent, whatever the random policy selects. */
@@ -740,11 +735,10 @@ SCENE(test_retry) {
     serve_all();
     assert_int_equal(updates[F.nupdates].status, 0);
   }
-  FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH, .bufs = bufs, .n = bufs_of(1, bufs), .options = &options);
-  assert_string_equal(talk_error(&t), "push: update 1 was of other tensors");
+  FAILS(MLFAB_ERR_ARGUMENT, PUSH, .bufs = bufs, .n = bufs_of(1, bufs), .options = &options);
+  assert_string_equal(talk_error(), "push: update 1 was of other tensors");
   memset(data, 0xee, sizeof data); /* it is not even read */
-  update *again =
-      new_update(CALL(&t, PUSH, .bufs = bufs, .n = bufs_of(3, bufs), .options = &options));
+  update *again = new_update(CALL(PUSH, .bufs = bufs, .n = bufs_of(3, bufs), .options = &options));
   memcpy(again->image, updates[1].image, sizeof again->image);
   check_counters();
   serve_all();
@@ -767,18 +761,17 @@ SCENE(test_sparse_is_checked) {
   const uint64_t good[3] = {0, 4000, 5999};
   set_up(2);
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
-    FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .indices = wrong[i].indices,
-          .data = values, .count = 3);
-    assert_non_null(strstr(talk_error(&t), wrong[i].text));
+    FAILS(MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .indices = wrong[i].indices, .data = values,
+          .count = 3);
+    assert_non_null(strstr(talk_error(), wrong[i].text));
   }
-  FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .data = values, .count = 1);
-  FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .indices = good, .count = 1);
-  FAILS(&t, MLFAB_ERR_TENSOR, PUSH_SPARSE, .tensor = 1, .indices = good, .data = values,
-        .count = 3);
+  FAILS(MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .data = values, .count = 1);
+  FAILS(MLFAB_ERR_ARGUMENT, PUSH_SPARSE, .tensor = 0, .indices = good, .count = 1);
+  FAILS(MLFAB_ERR_TENSOR, PUSH_SPARSE, .tensor = 1, .indices = good, .data = values, .count = 3);
   values[1] = INFINITY;
-  FAILS(&t, MLFAB_ERR_NOT_FINITE, PUSH_SPARSE, .tensor = 0, .indices = good, .data = values,
+  FAILS(MLFAB_ERR_NOT_FINITE, PUSH_SPARSE, .tensor = 0, .indices = good, .data = values,
         .count = 3);
-  assert_non_null(strstr(talk_error(&t), "position 1, of element 4000 of tensor 0"));
+  assert_non_null(strstr(talk_error(), "position 1, of element 4000 of tensor 0"));
   /* An update without elements is an update, too: every server of the tensor gets it. */
   push_sparse(0, 0);
   for (uint32_t s = 0; s < 2; s++) {
@@ -801,7 +794,7 @@ SCENE(test_not_merged) {
   push_some(8); /* includes the residual */
   push_sparse(3, 3);
   serve_all(); /* each has one member */
-  assert_int_equal(talk_stats(&t).pushes_merged, 0);
+  assert_int_equal(talk_stats().pushes_merged, 0);
   check_residuals();
   finish();
 }
@@ -814,19 +807,19 @@ SCENE(test_withdrawn) {
   begin(2, 1024, 0, MLFAB_SYNC_BSP);
   for (uint32_t k = 0; k < TENSORS; k++) fill(k);
   set_filter(0, &f);
-  talk_room(&t, SERVER(1), 0);
+  talk_room(SERVER(1), 0);
   push_some(1);
-  HEAR_PUSH(&t, SERVER(0), m->seq == 1 && m->flags == MLFAB__PUSH_PACKED);
-  talk_cancel(&t, updates[1].request);
-  ENDS(&t, updates[1].request, MLFAB_ERR_IN_DOUBT);
-  HEAR(&t, SERVER(0), WITHDRAW, withdraw, m->seq == 1);
+  HEAR_PUSH(SERVER(0), m->seq == 1 && m->flags == MLFAB__PUSH_PACKED);
+  talk_cancel(updates[1].request);
+  ENDS(updates[1].request, MLFAB_ERR_IN_DOUBT);
+  HEAR(SERVER(0), WITHDRAW, withdraw, m->seq == 1);
   grant(0, 1, UINT64_MAX);
-  HUSH(&t, SERVER(0));
-  talk_room(&t, SERVER(1), -1);
-  HEAR_PUSH(&t, SERVER(1), m->seq == 1 && m->flags == 0 && m->bytes == 0);
+  HUSH(SERVER(0));
+  talk_room(SERVER(1), -1);
+  HEAR_PUSH(SERVER(1), m->seq == 1 && m->flags == 0 && m->bytes == 0);
   ack(0, 1, MLFAB_ERR_WITHDRAWN);
   ack(1, 1, 0);
-  assert_int_equal(mlfab_node_push_status(t.node, 1, &status), 0);
+  assert_int_equal(mlfab_node_push_status(t->node, 1, &status), 0);
   assert_int_equal(status, MLFAB_ERR_WITHDRAWN);
   finish();
 }
@@ -842,11 +835,11 @@ static int push_both(uint64_t allocations) {
                              .data = data[0],
                              .count = 2};
   int code = 0;
-  t.fail_from = t.calls + 1 + allocations;
+  t->fail_from = t->calls + 1 + allocations;
   for (uint32_t i = 0; i < 2 && !code; i++) {
     mlfab_call call = filter;
     call.tensor = i ? 40 : 0;
-    code = mlfab_node_submit(t.node, &call, t.now, NULL);
+    code = mlfab_node_submit(t->node, &call, t->now, NULL);
     if (!code && F.filters[4 * i].size == 0) {
       memset(F.residual[4 * i], 0, sizeof F.residual[4 * i]);
       F.filters[4 * i] = f;
@@ -855,13 +848,13 @@ static int push_both(uint64_t allocations) {
   if (!code) code = try_push(1 | 1 << 4);
   if (!code) {
     mlfab_request request = 0;
-    code = mlfab_node_submit(t.node, &sparse, t.now, &request);
+    code = mlfab_node_submit(t->node, &sparse, t->now, &request);
     update *x = code ? NULL : new_update(request);
     for (uint32_t i = 0; i < 2 && x; i++)
       memcpy(x->image + tensor_of(0)->offset + 4 * indices[i], data[0] + 4 * i, 4);
   }
-  t.fail_from = 0;
-  talk_run(&t);
+  t->fail_from = 0;
+  talk_run();
   return code;
 }
 

@@ -69,7 +69,6 @@ static int holds(void) {
 
 /* --- the worker --- */
 
-static talk t;
 static mlfab__layout layout;
 static mlfab__env memory; /* of the layout */
 static const uint64_t counts[] = {WIDE, NARROW, LAST};
@@ -89,14 +88,14 @@ static uint32_t nruns;
 static void listen(void) {
   for (uint32_t s = 0; s < SERVERS; s++) {
     struct heard *x = &servers[s];
-    for (const talk_frame *f; (f = talk_peer_of(&t, SERVER(s))->first);) {
+    for (const talk_frame *f; (f = talk_peer_of(SERVER(s))->first);) {
       if (f->header.type == MLFAB__PULL) {
-        HEAR_PULL(&t, SERVER(s), m->segments <= SLICES * 3 && (x->pull = *m, ++x->pulls));
-        memcpy(x->segments, t.segments, x->pull.segments * sizeof *x->segments);
+        HEAR_PULL(SERVER(s), m->segments <= SLICES * 3 && (x->pull = *m, ++x->pulls));
+        memcpy(x->segments, t->segments, x->pull.segments * sizeof *x->segments);
       } else if (f->header.type == MLFAB__PULL_CANCEL) {
-        HEAR(&t, SERVER(s), PULL_CANCEL, pull_cancel, ++x->cancels);
+        HEAR(SERVER(s), PULL_CANCEL, pull_cancel, ++x->cancels);
       } else {
-        talk_drop_frame(talk_peer_of(&t, SERVER(s))); /* about updates */
+        talk_drop_frame(talk_peer_of(SERVER(s))); /* about updates */
       }
     }
   }
@@ -104,7 +103,7 @@ static void listen(void) {
 
 /* Nobody tells the node of memory at this seam: the context does, which is above it. */
 static void share(const mlfab__shm_memory_table *on) {
-  mlfab__view_share(t.node->parts->worker, on, NULL);
+  mlfab__view_share(t->node->parts->worker, on, NULL);
 }
 
 static void start(uint32_t tags, uint32_t sync) {
@@ -120,17 +119,17 @@ static void start(uint32_t tags, uint32_t sync) {
   options.slices = SLICES;
   options.tags = tags;
   options.sync = sync;
-  talk_init(&t);
-  t.as_is = 1;
-  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
-                                .roles = MLFAB_ROLE_WORKER,
-                                .servers = SERVERS,
-                                .dedicated = 1,
-                                .eager_bytes = 8192});
+  talk_init();
+  t->as_is = 1;
+  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
+                            .roles = MLFAB_ROLE_WORKER,
+                            .servers = SERVERS,
+                            .dedicated = 1,
+                            .eager_bytes = 8192});
   share(&table);
   for (uint32_t i = 0; i < 3; i++)
-    CALL(&t, TENSOR_ADD, .tensor = i, .dtype = (int32_t)infos[i].dtype, .count = infos[i].count);
-  talk_stand(&t, &options);
+    CALL(TENSOR_ADD, .tensor = i, .dtype = (int32_t)infos[i].dtype, .count = infos[i].count);
+  talk_stand(&options);
   assert_int_equal(mlfab__env_init(&memory, NULL), 0);
   assert_int_equal(
       mlfab__layout_build(&memory, infos, 3, SLICES, SERVERS, 0, 1 << 30, &layout, &error), 0);
@@ -140,11 +139,11 @@ static void begin(void) { start(0, MLFAB_SYNC_ASYNC); }
 
 static void end(void) {
   mlfab__layout_free(&memory, &layout);
-  talk_close(&t);
+  talk_close();
   assert_int_equal(holds(), 0);
 }
 
-static uint32_t drops(void) { return (uint32_t)talk_stats(&t).frames_refused; }
+static uint32_t drops(void) { return (uint32_t)talk_stats().frames_refused; }
 
 /* Returns 0 when the call fails, which is the case with this code. */
 static mlfab_request ask_for(const uint32_t *tensors, uint32_t n, int code) {
@@ -160,9 +159,9 @@ static mlfab_request ask_for(const uint32_t *tensors, uint32_t n, int code) {
                            .n = n,
                            .info_p = &out,
                            .options = &options};
-  int got = mlfab_node_submit(t.node, &call, t.now, &request);
+  int got = mlfab_node_submit(t->node, &call, t->now, &request);
   assert_true(got == 0 || got == code);
-  talk_run(&t);
+  talk_run();
   listen();
   return got ? 0 : request;
 }
@@ -197,7 +196,7 @@ static void tell_as(uint32_t server, uint64_t request, uint32_t ask, uint32_t fi
   for (uint32_t i = 0; i < FILES; i++) {
     if ((uintptr_t)bulk - (uintptr_t)files[i] < sizeof files[i]) v.file = number(i) + misnumber;
   }
-  talk_say(&t, SERVER(server), MLFAB__VIEW, mlfab__encode_view(t.meta, &v, runs + first), bulk,
+  talk_say(SERVER(server), MLFAB__VIEW, mlfab__encode_view(t->meta, &v, runs + first), bulk,
            bulk_bytes);
   listen();
 }
@@ -214,19 +213,18 @@ static void tell_all(uint32_t server, uint32_t file) {
 }
 
 static void refuse(uint32_t server, int code) {
-  SAY(&t, SERVER(server), PULL_FAIL, pull_fail, .request = servers[server].pull.request,
-      .code = code);
+  SAY(SERVER(server), PULL_FAIL, pull_fail, .request = servers[server].pull.request, .code = code);
   listen();
 }
 
 /* The server has a new link, or says HELLO_ACK again on the same one. */
 static void again(uint32_t server, int same) {
   if (same) {
-    SAY(&t, SERVER(server), HELLO_ACK, hello_ack, .server = server, .epoch = 1, .eager_bytes = 8192,
-        .generation = talk_peer_of(&t, SERVER(server))->generation, .model_stands = 1);
+    SAY(SERVER(server), HELLO_ACK, hello_ack, .server = server, .epoch = 1, .eager_bytes = 8192,
+        .generation = talk_peer_of(SERVER(server))->generation, .model_stands = 1);
   } else {
-    if (talk_linked(&t, SERVER(server))) talk_break(&t, SERVER(server));
-    talk_back(&t, SERVER(server));
+    if (talk_linked(SERVER(server))) talk_break(SERVER(server));
+    talk_back(SERVER(server));
   }
   listen();
 }
@@ -258,17 +256,17 @@ static void give_up(void) {
                            .kind = MLFAB_CALL_VIEW_RELEASE,
                            .count = out.id,
                            .data = (void *)(uintptr_t)out.parts};
-  assert_int_equal(mlfab_node_submit(t.node, &call, t.now, NULL), 0);
-  talk_run(&t);
+  assert_int_equal(mlfab_node_submit(t->node, &call, t->now, NULL), 0);
+  talk_run();
   listen();
   for (uint32_t s = 0; s < SERVERS; s++)
     assert_int_equal(servers[s].cancels, before[s] + !out.copied);
-  assert_int_equal(mlfab_node_submit(t.node, &call, t.now, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_submit(t->node, &call, t->now, NULL), MLFAB_ERR_ARGUMENT);
 }
 
 /* The view is out and right; then it is released. */
 static void got(mlfab_request request) {
-  ENDS(&t, request, 0);
+  ENDS(request, 0);
   assert_int_equal(out.copied, 0);
   look(every, 3);
   give_up();
@@ -277,17 +275,17 @@ static void got(mlfab_request request) {
 
 /* The rest of a test: both servers tell all that they are asked for. */
 static void succeed(mlfab_request request) {
-  PENDING(&t, request);
+  PENDING(request);
   for (uint32_t s = 0; s < SERVERS; s++) tell_all(s, s);
   got(request);
 }
 
 static void cancel(mlfab_request request, int status) {
   if (status == MLFAB_ERR_TIMEOUT)
-    talk_wait(&t, TIMEOUT_NS);
+    talk_wait(TIMEOUT_NS);
   else
-    talk_cancel(&t, request);
-  ENDS(&t, request, status);
+    talk_cancel(request);
+  ENDS(request, status);
   listen();
 }
 
@@ -311,10 +309,10 @@ SCENE(test_two_servers) {
     assert_true(servers[s].pull.segments > 0);
   }
   tell_all(1, 0);
-  PENDING(&t, request);
+  PENDING(request);
   assert_int_equal(out.id, 0);
   tell_all(0, 1);
-  assert_int_equal(ENDS(&t, request, 0).version, 6);
+  assert_int_equal(ENDS(request, 0).version, 6);
   assert_int_equal(out.version, 6);
   assert_int_equal(out.copied, 0);
   assert_int_equal(holds(), 2);
@@ -323,9 +321,9 @@ SCENE(test_two_servers) {
   assert_int_equal(holds(), 0);
   /* The next push is computed from the oldest version that it shows. */
   static double zeros[WIDE];
-  CALL(&t, PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}));
+  CALL(PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}));
   for (uint32_t s = 0; s < SERVERS; s++)
-    HEAR_PUSH(&t, SERVER(s), m->versions == 1 && t.versions[0] == 1 + s);
+    HEAR_PUSH(SERVER(s), m->versions == 1 && t->versions[0] == 1 + s);
   end();
 }
 
@@ -385,12 +383,12 @@ static void random_view(mlfab__rng *prng) {
       const uint8_t *bulk = files[file] + 8 * mlfab__rng_below(prng, BYTES / 8);
       for (uint32_t j = i; j < i + n; j++)
         runs[j].at = (uint64_t)(uintptr_t)place(file, runs[j].offset) - (uint64_t)(uintptr_t)bulk;
-      PENDING(&t, request);
+      PENDING(request);
       tell_as(s, x->pull.request, x->pull.epoch, i, n, i + n == nruns ? MLFAB__MODEL_LAST : 0, bulk,
               64);
     }
   }
-  ENDS(&t, request, 0);
+  ENDS(request, 0);
   look(ways[way].sorted, ways[way].n);
 }
 
@@ -438,7 +436,7 @@ enum wrong {
 };
 
 static void send_model(uint32_t server, uint64_t offset, uint64_t bytes, int last) {
-  SAY_BULK(&t, SERVER(server), MODEL, model, bytes ? model + offset : NULL, (uint32_t)bytes,
+  SAY_BULK(SERVER(server), MODEL, model, bytes ? model + offset : NULL, (uint32_t)bytes,
            .request = servers[server].pull.request, .offset = offset, .bytes = bytes, .version = 3,
            .commit = 3, .slice = mlfab__layout_slice_at(&layout, offset),
            .flags = last ? MLFAB__MODEL_LAST : 0, .epoch = 1);
@@ -475,8 +473,8 @@ static void tell_wrong(enum wrong wrong) {
   if (wrong == EMPTY_MODEL || wrong == SOME_MODEL) {
     send_model(0, x->segments[0].offset, wrong == SOME_MODEL ? 64 : 0, 1);
   } else if (wrong == MALFORMED) {
-    memset(t.meta, 0, 8);
-    talk_say(&t, SERVER(0), MLFAB__VIEW, 8, files[0], 64);
+    memset(t->meta, 0, 8);
+    talk_say(SERVER(0), MLFAB__VIEW, 8, files[0], 64);
   } else {
     tell_as(0, x->pull.request, x->pull.epoch, 0, n, MLFAB__MODEL_LAST,
             wrong == NO_BULK ? NULL : files[0], wrong == NO_BULK || wrong == EMPTY_BULK ? 0 : 64);
@@ -491,8 +489,8 @@ SCENE(test_wrong) {
       mlfab_request request = ask_all();
       if (others) tell_all(1, 1);
       tell_wrong((enum wrong)wrong);
-      if (drops() != 1 || talk_linked(&t, SERVER(0))) fail_msg("wrong %u is accepted", wrong);
-      PENDING(&t, request);
+      if (drops() != 1 || talk_linked(SERVER(0))) fail_msg("wrong %u is accepted", wrong);
+      PENDING(request);
       assert_int_equal(out.id, 0);
       again(0, 0);
       assert_int_equal(holds(), others);
@@ -563,20 +561,20 @@ SCENE(test_ignored) {
   tell(0, 0, 0, nruns, MLFAB__MODEL_LAST);
   tell(0, 0, 0, nruns, 0);
   assert_int_equal(holds(), 1);
-  PENDING(&t, request);
+  PENDING(request);
   tell_all(1, 1);
   tell(1, 1, 0, nruns, MLFAB__MODEL_LAST);
   assert_int_equal(holds(), 2);
   got(request);
   tell(1, 1, 0, nruns, MLFAB__MODEL_LAST);
-  mlfab_request ordinary = CALL(&t, PULL, BUFS({1, 0, weights, NARROW}));
+  mlfab_request ordinary = CALL(PULL, BUFS({1, 0, weights, NARROW}));
   listen();
   for (uint32_t s = 0; s < SERVERS; s++) {
     list(s, 0);
     for (uint32_t ask = 0; ask < 2; ask++)
       tell_as(s, servers[s].pull.request, ask, 0, nruns, MLFAB__MODEL_LAST, files[0], 64);
   }
-  PENDING(&t, ordinary);
+  PENDING(ordinary);
   assert_int_equal(holds(), 0);
   assert_int_equal(drops(), 0);
   end();
@@ -634,14 +632,14 @@ SCENE(test_dead) {
     begin();
     mlfab_request request = ask_all();
     tell_all(0, 0);
-    talk_dies(&t, SERVER(dead));
+    talk_dies(SERVER(dead));
     listen();
     if (dead == 1) {
-      ENDS(&t, request, MLFAB_ERR_PEER_DEAD);
+      ENDS(request, MLFAB_ERR_PEER_DEAD);
       assert_int_equal(servers[0].cancels, 1);
     } else {
       tell_all(1, 1);
-      ENDS(&t, request, 0);
+      ENDS(request, 0);
       look(every, 3);
     }
     assert_int_equal(holds(), dead ? 0 : 2);
@@ -653,12 +651,12 @@ SCENE(test_dead) {
 SCENE(test_renumbered) {
   static double zeros[WIDE];
   start(0, MLFAB_SYNC_BSP);
-  CALL(&t, PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}, {2, 0, zeros, LAST}));
+  CALL(PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}, {2, 0, zeros, LAST}));
   mlfab_request request = ask_all();
   list(0, 0);
   tell(0, 0, 0, 1, 0);
   assert_int_equal(holds(), 1);
-  SAY(&t, SERVER(1), PUSH_ACK, push_ack, .seq = 1, .members = 1, .generation = 1, .v_train = 9);
+  SAY(SERVER(1), PUSH_ACK, push_ack, .seq = 1, .members = 1, .generation = 1, .v_train = 9);
   listen();
   assert_int_equal(holds(), 0);
   assert_int_equal(servers[0].cancels, 1);
@@ -671,15 +669,15 @@ SCENE(test_renumbered) {
 
 /* The slices have these owners now; servers that have stopped the worker let it go on. */
 static void move(const uint32_t owners[SLICES]) {
-  SAY_LIST(&t, SERVER(0), RESUME, resume, owners, .attempt = 1, .epoch = 2, .slices = SLICES);
+  SAY_LIST(SERVER(0), RESUME, resume, owners, .attempt = 1, .epoch = 2, .slices = SLICES);
   for (uint32_t kind = MLFAB__STOP_BEGIN; kind <= MLFAB__STOP_OVER; kind += 2) {
     for (uint32_t s = 0; s < SERVERS; s++) {
-      while (talk_peer_of(&t, SERVER(s))->first->header.type == MLFAB__PULL_CANCEL)
-        HEAR(&t, SERVER(s), PULL_CANCEL, pull_cancel, ++servers[s].cancels);
-      HEAR(&t, SERVER(s), STOP, stop, m->kind == kind);
+      while (talk_peer_of(SERVER(s))->first->header.type == MLFAB__PULL_CANCEL)
+        HEAR(SERVER(s), PULL_CANCEL, pull_cancel, ++servers[s].cancels);
+      HEAR(SERVER(s), STOP, stop, m->kind == kind);
     }
     for (uint32_t s = 0; s < SERVERS; s++)
-      SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .eager_bytes = 8192,
+      SAY(SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .eager_bytes = 8192,
           .generation = 1, .model_stands = 1,
           .kind = kind == MLFAB__STOP_BEGIN ? MLFAB__ACK_STOP : MLFAB__ACK_ALIVE,
           .stopped = kind == MLFAB__STOP_BEGIN);
@@ -736,13 +734,13 @@ static void send_copy(mlfab_request request) {
       while (at < stop) {
         const mlfab__slice *in = &layout.slices[mlfab__layout_slice_at(&layout, at)];
         uint64_t bytes = mlfab__min(stop, in->offset + in->bytes) - at;
-        PENDING(&t, request);
+        PENDING(request);
         send_model(s, at, bytes, i == n - 1 && at + bytes == stop);
         at += bytes;
       }
     }
   }
-  ENDS(&t, request, 0);
+  ENDS(request, 0);
   assert_int_equal(out.copied, 1);
   assert_int_equal(out.nparts, 3);
   look(every, 3);
@@ -770,7 +768,7 @@ SCENE(test_copies) {
     misnumber = 0;
     if (how == BOTH_REFUSED) refuse(1, MLFAB_ERR_UNSUPPORTED);
     assert_int_equal(holds(), 0);
-    PENDING(&t, request);
+    PENDING(request);
     heard(2, 1);
     if (how == LATE) {
       list(1, 1);
@@ -789,7 +787,7 @@ SCENE(test_refused) {
   mlfab_request request = ask_all();
   tell_all(0, 0);
   refuse(1, MLFAB_ERR_LIMIT);
-  ENDS(&t, request, MLFAB_ERR_LIMIT);
+  ENDS(request, MLFAB_ERR_LIMIT);
   assert_int_equal(servers[0].cancels, 1);
   assert_int_equal(holds(), 0);
   /* A copy that is withdrawn frees its memory. */
@@ -808,19 +806,19 @@ SCENE(test_memory) {
     for (uint64_t k = 0; !done; k++) {
       assert_true(k < 100);
       begin();
-      t.fail_from = t.calls + 1 + k;
+      t->fail_from = t->calls + 1 + k;
       mlfab_request request = ask_for(every, 3, MLFAB_ERR_MEMORY);
       for (uint32_t s = 0; request && s < SERVERS - (uint32_t)copies; s++) {
-        if (!talk_linked(&t, SERVER(s)) || servers[s].pulls == 0) continue;
+        if (!talk_linked(SERVER(s)) || servers[s].pulls == 0) continue;
         if (copies)
           refuse(0, MLFAB_ERR_UNSUPPORTED);
         else
           tell_all(s, s);
       }
-      int failed = t.calls >= t.fail_from, ended = 0;
+      int failed = t->calls >= t->fail_from, ended = 0;
       mlfab_result result = {.status = 0};
-      t.fail_from = 0;
-      if (request) assert_int_equal(mlfab_node_test(t.node, request, &ended, &result), 0);
+      t->fail_from = 0;
+      if (request) assert_int_equal(mlfab_node_test(t->node, request, &ended, &result), 0);
       refused += !request || result.status;
       given_up += request && !ended && drops() > 0;
       done = request && !failed;

@@ -8,13 +8,13 @@ static uint8_t pulled[BYTES];
 static uint64_t asked; /* request number of the pull that was heard last */
 
 static mlfab_request pull_all(void) {
-  mlfab_request request = CALL(&t, PULL, BUFS(buffer(MLFAB_ALL, pulled)));
-  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(&t, SERVER(s), (asked = m->request) > 0);
+  mlfab_request request = CALL(PULL, BUFS(buffer(MLFAB_ALL, pulled)));
+  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(SERVER(s), (asked = m->request) > 0);
   return request;
 }
 
 static void pull_via(uint32_t s, uint32_t attempt, uint32_t aggregator) {
-  SAY(&t, SERVER(s), PULL_VIA, pull_via, .request = asked, .attempt = attempt,
+  SAY(SERVER(s), PULL_VIA, pull_via, .request = asked, .attempt = attempt,
       .aggregator = aggregator);
 }
 
@@ -24,11 +24,11 @@ static void model(uint32_t hop, uint32_t s, uint32_t attempt, uint64_t at, uint8
   uint8_t bulk[SLICE];
   memset(bulk, fill, sizeof bulk);
   if (hop == MLFAB__NO_NODE)
-    SAY_BULK(&t, SERVER(s), MODEL, model, bulk, SLICE, .request = asked, .offset = at,
-             .bytes = SLICE, .version = fill, .commit = fill, .slice = (uint32_t)(at / SLICE),
-             .flags = flags, .epoch = 1);
+    SAY_BULK(SERVER(s), MODEL, model, bulk, SLICE, .request = asked, .offset = at, .bytes = SLICE,
+             .version = fill, .commit = fill, .slice = (uint32_t)(at / SLICE), .flags = flags,
+             .epoch = 1);
   else
-    SAY_BULK(&t, HOP(hop), HOP_MODEL, hop_model, bulk, SLICE, .request = asked, .offset = at,
+    SAY_BULK(HOP(hop), HOP_MODEL, hop_model, bulk, SLICE, .request = asked, .offset = at,
              .bytes = SLICE, .version = fill, .commit = fill, .slice = (uint32_t)(at / SLICE),
              .flags = flags, .epoch = 1, .server = s, .attempt = attempt);
 }
@@ -44,34 +44,34 @@ static void assert_shard(uint32_t s, uint8_t fill) {
 
 /* No frame was refused, and server 1 completes the pull. */
 static void complete(mlfab_request request) {
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
-  PENDING(&t, request);
+  assert_int_equal(talk_stats().frames_refused, 0);
+  PENDING(request);
   shard(MLFAB__NO_NODE, 1, 0, 11);
-  HUSH(&t, SERVER(1)); /* the server knows what it has sent */
-  ENDS(&t, request, 0);
+  HUSH(SERVER(1)); /* the server knows what it has sent */
+  ENDS(request, 0);
   assert_shard(1, 11);
 }
 
 OPEN(test_by_hop) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
-  assert_true(talk_linked(&t, HOP(3)));
+  assert_true(talk_linked(HOP(3)));
   shard(3, 0, 4, 9);
-  HEAR(&t, SERVER(0), PULL_DONE, pull_done, m->request == asked);
-  PENDING(&t, request);
+  HEAR(SERVER(0), PULL_DONE, pull_done, m->request == asked);
+  PENDING(request);
   shard(MLFAB__NO_NODE, 1, 0, 11);
-  HUSH(&t, SERVER(1));
-  assert_int_equal(ENDS(&t, request, 0).version, 11);
+  HUSH(SERVER(1));
+  assert_int_equal(ENDS(request, 0).version, 11);
   assert_shard(0, 9);
   assert_shard(1, 11);
-  assert_int_equal(talk_stats(&t).pulls_finished, 1);
+  assert_int_equal(talk_stats().pulls_finished, 1);
   shard(3, 0, 5, 1); /* late bytes belong to no request */
   assert_shard(0, 9);
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
+  assert_int_equal(talk_stats().frames_refused, 0);
   assert_false(wanted(3));
   push(MLFAB_ALL); /* computed from what was pulled */
   for (uint32_t s = 0; s < SERVERS; s++)
-    HEAR_PUSH(&t, SERVER(s), m->versions == 1 && t.versions[0] == (s ? 11 : 9));
+    HEAR_PUSH(SERVER(s), m->versions == 1 && t->versions[0] == (s ? 11 : 9));
 }
 
 /* Only the newest route counts, whichever frame announces it first. */
@@ -112,7 +112,7 @@ MET(test_old_ways) {
   model(3, 0, 4, 0, 4, 0);
   assert_int_equal(pulled[0], 6);
   shard(2, 0, 6, 6);
-  HEAR(&t, SERVER(0), PULL_DONE, pull_done, m->request == asked);
+  HEAR(SERVER(0), PULL_DONE, pull_done, m->request == asked);
   complete(request);
 }
 
@@ -125,14 +125,14 @@ MET(test_hop_lost) {
   assert_int_equal(pulled[0], 4);
   assert_false(wanted(3));
   pull_via(0, 5, 3);
-  talk_wait(&t, BEAT / 2);
+  talk_wait(BEAT / 2);
   shard(3, 0, 4, 5); /* of the lost attempt */
   assert_int_equal(pulled[0], 4);
-  HUSH(&t, SERVER(0));
+  HUSH(SERVER(0));
   assert_true(wanted(3)); /* none of this attempt has arrived */
   shard(3, 0, 5, 6);
   assert_shard(0, 6);
-  HEAR(&t, SERVER(0), PULL_DONE, pull_done, m->request == asked);
+  HEAR(SERVER(0), PULL_DONE, pull_done, m->request == asked);
   complete(request);
 }
 
@@ -141,13 +141,13 @@ MET(test_asked_again) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
   model(3, 0, 4, 0, 4, 0);
-  talk_break(&t, SERVER(0));
-  talk_back(&t, SERVER(0));
-  HEAR(&t, SERVER(0), PULL_CANCEL, pull_cancel, m->request == asked);
-  HEAR_PULL(&t, SERVER(0), m->request == asked);
+  talk_break(SERVER(0));
+  talk_back(SERVER(0));
+  HEAR(SERVER(0), PULL_CANCEL, pull_cancel, m->request == asked);
+  HEAR_PULL(SERVER(0), m->request == asked);
   shard(3, 0, 4, 5);
   assert_int_equal(pulled[0], 4);
-  HUSH(&t, SERVER(0));
+  HUSH(SERVER(0));
   assert_false(wanted(3));
   pull_via(0, 6, MLFAB__NO_NODE);
   shard(MLFAB__NO_NODE, 0, 0, 8);
@@ -159,27 +159,27 @@ MET(test_asked_again) {
 OPEN(test_without_server) {
   mlfab_request request = pull_all();
   pull_via(0, 4, 3);
-  talk_break(&t, SERVER(0));
+  talk_break(SERVER(0));
   shard(3, 0, 4, 5);
   assert_shard(0, 5);
-  talk_back(&t, SERVER(0));
-  HUSH(&t, SERVER(0));
+  talk_back(SERVER(0));
+  HUSH(SERVER(0));
   complete(request);
 }
 
 MET(test_ends) {
   /* The deadline passes: both servers are told, and the distributor's link is not wanted any more. */
   const mlfab_pull_options options = {.size = sizeof options, .timeout_ns = 2000000000};
-  mlfab_request request = CALL(&t, PULL, BUFS(buffer(MLFAB_ALL, pulled)), .options = &options);
-  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(&t, SERVER(s), (asked = m->request) > 0);
+  mlfab_request request = CALL(PULL, BUFS(buffer(MLFAB_ALL, pulled)), .options = &options);
+  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(SERVER(s), (asked = m->request) > 0);
   pull_via(0, 4, 3);
   model(3, 0, 4, 0, 4, 0);
-  talk_wait(&t, 2000000000);
-  ENDS(&t, request, MLFAB_ERR_TIMEOUT);
-  assert_string_equal(talk_error(&t),
+  talk_wait(2000000000);
+  ENDS(request, MLFAB_ERR_TIMEOUT);
+  assert_string_equal(talk_error(),
                       "pull: the deadline passed after 2 s awaiting server 0 by way of worker 3");
   for (uint32_t s = 0; s < SERVERS; s++)
-    HEAR(&t, SERVER(s), PULL_CANCEL, pull_cancel, m->request == asked);
+    HEAR(SERVER(s), PULL_CANCEL, pull_cancel, m->request == asked);
   memset(pulled, 0, sizeof pulled);
   shard(3, 0, 4, 5);
   pull_via(0, 5, 3);
@@ -189,7 +189,7 @@ MET(test_ends) {
   uint64_t before = asked;
   request = pull_all();
   pull_via(0, 2, 3);
-  talk_wait(&t, BEAT / 2);
+  talk_wait(BEAT / 2);
   uint64_t now = asked;
   asked = before;
   shard(3, 0, 4, 5);
@@ -197,11 +197,11 @@ MET(test_ends) {
   assert_int_equal(pulled[0], 0);
   shard(3, 0, 2, 6);
   assert_shard(0, 6);
-  HEAR(&t, SERVER(0), PULL_DONE, pull_done, m->request == asked);
+  HEAR(SERVER(0), PULL_DONE, pull_done, m->request == asked);
   /* Its other server dies. */
   pull_via(1, 2, 3);
-  talk_dies(&t, SERVER(1));
-  assert_int_equal(ENDS(&t, request, MLFAB_ERR_PEER_DEAD).rank, 1);
+  talk_dies(SERVER(1));
+  assert_int_equal(ENDS(request, MLFAB_ERR_PEER_DEAD).rank, 1);
   assert_false(wanted(3));
 }
 
@@ -217,21 +217,20 @@ OPEN(test_state) {
   static const char text[] = ", the slowest, at server 1: SSP: V_train is 3";
   const mlfab_pull_options options = {.size = sizeof options, .timeout_ns = 2000000000};
   for (uint32_t at = 2; at-- > 0;) {
-    mlfab_request request = CALL(&t, PULL, BUFS(buffer(MLFAB_ALL, pulled)), .options = &options);
-    for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(&t, SERVER(s), (asked = m->request) > 0);
+    mlfab_request request = CALL(PULL, BUFS(buffer(MLFAB_ALL, pulled)), .options = &options);
+    for (uint32_t s = 0; s < SERVERS; s++) HEAR_PULL(SERVER(s), (asked = m->request) > 0);
     mlfab__waiting waiting = {.request = asked, .kind = MLFAB__REQUEST_PULL, .rank = 2};
     memset(waiting.text, 'x', sizeof waiting.text - 1);
     if (at) memcpy(waiting.text, text, sizeof text);
-    talk_say(&t, SERVER(at), MLFAB__WAITING, mlfab__encode_waiting(t.meta, &waiting), NULL, 0);
+    talk_say(SERVER(at), MLFAB__WAITING, mlfab__encode_waiting(t->meta, &waiting), NULL, 0);
     if (!at) shard(MLFAB__NO_NODE, 0, 0, 1);
-    talk_wait(&t, 2000000000);
-    assert_int_equal(ENDS(&t, request, MLFAB_ERR_TIMEOUT).rank, at ? 2 : 1);
+    talk_wait(2000000000);
+    assert_int_equal(ENDS(request, MLFAB_ERR_TIMEOUT).rank, at ? 2 : 1);
     assert_string_equal(
-        talk_error(&t),
-        at ? "pull: the deadline passed after 2 s awaiting worker 2, the slowest, at "
-             "server 1: SSP: V_train is 3"
-           : "pull: the deadline passed after 2 s awaiting server 1");
-    for (uint32_t s = 0; s < SERVERS; s++) talk_skip(&t, SERVER(s));
+        talk_error(), at ? "pull: the deadline passed after 2 s awaiting worker 2, the slowest, at "
+                           "server 1: SSP: V_train is 3"
+                         : "pull: the deadline passed after 2 s awaiting server 1");
+    for (uint32_t s = 0; s < SERVERS; s++) talk_skip(SERVER(s));
   }
 }
 
@@ -239,29 +238,29 @@ OPEN(test_state) {
 
 /* The node has hung up for this reason. It calls again, and asks again. */
 static void refused(uint32_t who, const char *text) {
-  assert_false(talk_linked(&t, who));
-  if (!strstr(t.log, text)) fail_msg("%s\ninstead of: %s", t.log, text);
-  for (uint32_t i = 0; i < 8 && !talk_linked(&t, who); i++) talk_wait(&t, BEAT / 8);
-  talk_skip(&t, who);
+  assert_false(talk_linked(who));
+  if (!strstr(t->log, text)) fail_msg("%s\ninstead of: %s", t->log, text);
+  for (uint32_t i = 0; i < 8 && !talk_linked(who); i++) talk_wait(BEAT / 8);
+  talk_skip(who);
 }
 
 /* A frame, cut or with an extra byte. */
 static void cut(uint32_t who, uint8_t type, uint32_t bytes, const char *text) {
   for (uint32_t n = 0; n <= bytes + 1; n++) {
     if (n == bytes) continue;
-    talk_say(&t, who, type, n, NULL, 0);
+    talk_say(who, type, n, NULL, 0);
     refused(who, text);
   }
 }
-#define CUT(who, TYPE, name, ...)                                                      \
-  cut(who, MLFAB__##TYPE, mlfab__encode_##name(t.meta, &(mlfab__##name){__VA_ARGS__}), \
+#define CUT(who, TYPE, name, ...)                                                       \
+  cut(who, MLFAB__##TYPE, mlfab__encode_##name(t->meta, &(mlfab__##name){__VA_ARGS__}), \
       "a malformed " #TYPE)
 
 /* A pull by way of worker 3, so that the node wishes for that link. */
 OPEN(test_frames_that_do_not_parse) {
   pull_all();
   pull_via(0, 4, 3);
-  talk_wait(&t, BEAT / 2);
+  talk_wait(BEAT / 2);
   CUT(SERVER(1), VIA, via, 1, 7, 1, 3);
   CUT(SERVER(1), PULL_VIA, pull_via, 1, 7, 3);
   CUT(SERVER(1), SYNC_ACK, sync_ack, 0);
@@ -272,7 +271,7 @@ OPEN(test_frames_that_do_not_parse) {
         type == MLFAB__HOP_MODEL || type == MLFAB__HEARTBEAT || type == MLFAB__BYE ||
         type == MLFAB__REFUSE || type == MLFAB__COLL || type == MLFAB__COLL_ACK)
       continue;
-    talk_say(&t, HOP(3), (uint8_t)type, 0, NULL, 0);
+    talk_say(HOP(3), (uint8_t)type, 0, NULL, 0);
     refused(HOP(3), type < MLFAB__MODEL || type > MLFAB__HOP_MODEL
                         ? "a frame that no role of this node takes"
                         : "a frame that no aggregator sends");
@@ -280,19 +279,19 @@ OPEN(test_frames_that_do_not_parse) {
 }
 
 OPEN(test_frames_that_do_not_fit) {
-  CALL(&t, PUSH, BUFS(buffer(0, weights), buffer(1, weights)));
-  HEAR_PUSH(&t, SERVER(0), (u = m->seq) > 0);
-  talk_skip(&t, SERVER(1));
+  CALL(PUSH, BUFS(buffer(0, weights), buffer(1, weights)));
+  HEAR_PUSH(SERVER(0), (u = m->seq) > 0);
+  talk_skip(SERVER(1));
   pull_all();
   pull_via(0, 4, 3);
-  talk_wait(&t, BEAT / 2);
+  talk_wait(BEAT / 2);
   via(0, u, 0, 3);
   refused(SERVER(0), "a malformed VIA");
   via(0, u, 7, WORKERS);
   refused(SERVER(0), "a malformed VIA");
   via(1, u, 7, 3);
   refused(SERVER(1), "a VIA for an update that is not planned");
-  SAY(&t, SERVER(0), PULL_VIA, pull_via, .request = asked, .attempt = 0, .aggregator = 3);
+  SAY(SERVER(0), PULL_VIA, pull_via, .request = asked, .attempt = 0, .aggregator = 3);
   refused(SERVER(0), "a malformed PULL_VIA");
   pull_via(0, 1, WORKERS);
   refused(SERVER(0), "a malformed PULL_VIA");
@@ -310,8 +309,8 @@ OPEN(test_frames_that_do_not_fit) {
 /* Model bytes outside the shard, the slice or the request, or none at all. */
 OPEN(test_model_that_does_not_fit) {
   static const uint8_t bulk[SLICE] = {1};
-  mlfab_request request = CALL(&t, PULL, BUFS(buffer(0, pulled)));
-  HEAR_PULL(&t, SERVER(0), (asked = m->request) > 0);
+  mlfab_request request = CALL(PULL, BUFS(buffer(0, pulled)));
+  HEAR_PULL(SERVER(0), (asked = m->request) > 0);
   memset(pulled, 0, sizeof pulled);
   const struct {
     uint64_t offset, bytes;
@@ -325,50 +324,49 @@ OPEN(test_model_that_does_not_fit) {
   };
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
     pull_via(0, 2 + i, 3); /* so that the node wishes for the link */
-    talk_wait(&t, BEAT / 2);
-    SAY_BULK(&t, HOP(3), HOP_MODEL, hop_model, wrong[i].ghost ? NULL : bulk,
-             (uint32_t)wrong[i].bytes, .request = asked, .offset = wrong[i].offset,
-             .bytes = wrong[i].bytes, .version = 1, .commit = 1, .slice = wrong[i].slice,
-             .attempt = 2 + i);
+    talk_wait(BEAT / 2);
+    SAY_BULK(HOP(3), HOP_MODEL, hop_model, wrong[i].ghost ? NULL : bulk, (uint32_t)wrong[i].bytes,
+             .request = asked, .offset = wrong[i].offset, .bytes = wrong[i].bytes, .version = 1,
+             .commit = 1, .slice = wrong[i].slice, .attempt = 2 + i);
     refused(HOP(3), "a HOP_MODEL frame that was not asked for");
   }
   uint64_t first = asked;
   pull_all();
   pull_via(0, 2, 3);
-  talk_wait(&t, BEAT / 2);
-  SAY_BULK(&t, HOP(3), HOP_MODEL, hop_model, bulk, SLICE, .request = asked, .offset = SHARD,
+  talk_wait(BEAT / 2);
+  SAY_BULK(HOP(3), HOP_MODEL, hop_model, bulk, SLICE, .request = asked, .offset = SHARD,
            .bytes = SLICE, .version = 1, .commit = 1, .slice = SHARD / SLICE, .attempt = 2);
   refused(HOP(3), "a HOP_MODEL frame that was not asked for"); /* another server's */
   asked = first;
   pull_via(0, 10, MLFAB__NO_NODE);
-  SAY_BULK(&t, SERVER(0), MODEL, model, NULL, 64, .request = asked, .bytes = 64, .version = 1,
+  SAY_BULK(SERVER(0), MODEL, model, NULL, 64, .request = asked, .bytes = 64, .version = 1,
            .commit = 1, .flags = MLFAB__MODEL_LAST);
   refused(SERVER(0), "a MODEL frame that was not asked for");
   for (uint32_t i = 0; i < BYTES; i++) assert_int_equal(pulled[i], 0);
-  PENDING(&t, request);
+  PENDING(request);
 }
 
 /* --- a change of consistency --- */
 
 static mlfab_request change(uint32_t server) {
   const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 3};
-  return CALL(&t, SET_SYNC, .options = &sync, .server = server, .timeout_ns = 3000000000);
+  return CALL(SET_SYNC, .options = &sync, .server = server, .timeout_ns = 3000000000);
 }
 
 static void changed(uint32_t s, uint64_t ask, int code) {
   mlfab__sync_ack m = {.ask = ask, .code = code};
   snprintf(m.text, sizeof m.text, "%s", code ? "it does not like it" : "");
-  talk_say(&t, SERVER(s), MLFAB__SYNC_ACK, mlfab__encode_sync_ack(t.meta, &m), NULL, 0);
+  talk_say(SERVER(s), MLFAB__SYNC_ACK, mlfab__encode_sync_ack(t->meta, &m), NULL, 0);
 }
 
 static void hear_change(uint32_t s, uint64_t ask) {
-  HEAR(&t, SERVER(s), SYNC, sync_ask,
+  HEAR(SERVER(s), SYNC, sync_ask,
        m->ask == ask && m->consistency.kind == MLFAB_SYNC_SSP && m->consistency.staleness == 3);
 }
 
 static void end_change(mlfab_request request, int code, int32_t rank, const char *text) {
-  assert_int_equal(ENDS(&t, request, code).rank, rank);
-  if (code) assert_string_equal(talk_error(&t), text);
+  assert_int_equal(ENDS(request, code).rank, rank);
+  if (code) assert_string_equal(talk_error(), text);
 }
 
 OPEN(test_set_sync) {
@@ -377,25 +375,25 @@ OPEN(test_set_sync) {
   changed(0, 0, 0); /* news only */
   changed(1, 1, 0);
   changed(1, 1, 0); /* repeated */
-  PENDING(&t, request);
+  PENDING(request);
   changed(0, 1, 0);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   /* One server only; its answer to another request does not count. */
   request = change(1);
   hear_change(1, 2);
-  HUSH(&t, SERVER(0));
+  HUSH(SERVER(0));
   changed(1, 1, 0);
   changed(0, 2, 0);
-  PENDING(&t, request);
-  SAY(&t, SERVER(1), SYNC_ACK, sync_ack, .ask = 2, .counts = 1);
+  PENDING(request);
+  SAY(SERVER(1), SYNC_ACK, sync_ack, .ask = 2, .counts = 1);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
-  HEAR(&t, SERVER(1), PROGRESS, progress, m->progress == 0); /* it counts now */
+  HEAR(SERVER(1), PROGRESS, progress, m->progress == 0); /* it counts now */
   request = change(1);
   hear_change(1, 3);
   changed(1, 3, 0); /* and no more */
   end_change(request, 0, MLFAB_NO_RANK, NULL);
-  talk_break(&t, SERVER(1));
-  talk_back(&t, SERVER(1));
+  talk_break(SERVER(1));
+  talk_back(SERVER(1));
 }
 
 OPEN(test_set_sync_fails) {
@@ -408,7 +406,7 @@ OPEN(test_set_sync_fails) {
   request = change(MLFAB_ALL);
   for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 2);
   changed(0, ++ask, 0);
-  talk_wait(&t, 3000000000);
+  talk_wait(3000000000);
   end_change(request, MLFAB_ERR_TIMEOUT, 1,
              "set_sync: the deadline passed after 3 s awaiting server 1; it may still change "
              "there");
@@ -417,17 +415,17 @@ OPEN(test_set_sync_fails) {
   request = change(MLFAB_ALL);
   for (uint32_t s = 0; s < SERVERS; s++) hear_change(s, 3);
   changed(0, ++ask, 0);
-  for (uint32_t s = 0; s < SERVERS; s++) talk_break(&t, SERVER(s));
-  for (uint32_t s = 0; s < SERVERS; s++) talk_back(&t, SERVER(s));
-  HUSH(&t, SERVER(0));
+  for (uint32_t s = 0; s < SERVERS; s++) talk_break(SERVER(s));
+  for (uint32_t s = 0; s < SERVERS; s++) talk_back(SERVER(s));
+  HUSH(SERVER(0));
   hear_change(1, 3);
   changed(1, ask, 0);
   end_change(request, 0, MLFAB_NO_RANK, NULL);
   /* A server whose link is down gets the request when it is back; or never. */
   const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 3};
-  talk_break(&t, SERVER(1));
-  request = CALL(&t, SET_SYNC, .options = &sync, .server = 1);
-  talk_dies(&t, SERVER(1));
+  talk_break(SERVER(1));
+  request = CALL(SET_SYNC, .options = &sync, .server = 1);
+  talk_dies(SERVER(1));
   end_change(request, MLFAB_ERR_PEER_DEAD, 1, "set_sync: server 1 is dead: nobody answers");
   request = change(0); /* which does not need it */
   hear_change(0, 5);
@@ -446,13 +444,13 @@ OPEN(test_set_sync_is_checked) {
                {&sync, 0, MLFAB_ERR_ARGUMENT, "staleness"},
                {&sync, SERVERS, MLFAB_ERR_ARGUMENT, "set_sync: there is no server 2, there are 2"}};
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
-    FAILS(&t, wrong[i].code, SET_SYNC, .options = wrong[i].sync, .server = wrong[i].server);
-    assert_non_null(strstr(talk_error(&t), wrong[i].text));
+    FAILS(wrong[i].code, SET_SYNC, .options = wrong[i].sync, .server = wrong[i].server);
+    assert_non_null(strstr(talk_error(), wrong[i].text));
   }
-  HUSH(&t, SERVER(0));
+  HUSH(SERVER(0));
   mlfab_request request = change(0);
   hear_change(0, 1);
   sync.staleness = 0;
-  FAILS(&t, MLFAB_ERR_AGAIN, SET_SYNC, .options = &sync, .server = 1);
-  PENDING(&t, request);
+  FAILS(MLFAB_ERR_AGAIN, SET_SYNC, .options = &sync, .server = 1);
+  PENDING(request);
 }

@@ -59,31 +59,31 @@ static void begin_at_random(uint64_t seed) {
 /* The link to a hop breaks; the worker may call again at once. */
 static void lose_hop(uint32_t hop) {
   from_hop[hop].n = 0;
-  if (!talk_linked(&t, HOP(hop))) return;
-  talk_break(&t, HOP(hop));
-  *talk_away(&t, HOP(hop)) = 0;
+  if (!talk_linked(HOP(hop))) return;
+  talk_break(HOP(hop));
+  *talk_away(HOP(hop)) = 0;
 }
 
 static void lose_server(uint32_t s) {
   from_server[s].n = 0;
   down[s] = 1;
-  talk_break(&t, SERVER(s));
+  talk_break(SERVER(s));
 }
 
 static void let_call(uint32_t s) {
   if (down[s] != 1) return;
   down[s] = 2;
-  *talk_away(&t, SERVER(s)) = 0;
+  *talk_away(SERVER(s)) = 0;
 }
 
 /* Lets the link take one frame. Is there one to hear? */
 static int take(uint32_t who) {
-  talk_room(&t, who, 1);
-  talk_peer_of(&t, who)->room = 0;
-  return talk_peer_of(&t, who)->first != NULL;
+  talk_room(who, 1);
+  talk_peer_of(who)->room = 0;
+  return talk_peer_of(who)->first != NULL;
 }
 
-static uint8_t next_type(uint32_t who) { return talk_peer_of(&t, who)->first->header.type; }
+static uint8_t next_type(uint32_t who) { return talk_peer_of(who)->first->header.type; }
 
 /* The seeds of a test. */
 static void run_seeds(double usual, void (*run)(uint64_t seed)) {
@@ -245,9 +245,8 @@ static void settle(uint32_t s, uint32_t generation_known) {
 }
 
 /* The link stands again. */
-static void greeting(talk *talking, uint32_t who, mlfab__hello_ack *ack) {
+static void greeting(uint32_t who, mlfab__hello_ack *ack) {
   uint32_t s = who & 0xffff;
-  (void)talking;
   ack->generation = p.generations[s];
   ack->top = p.windows[s].top;
   memcpy(ack->applied, p.windows[s].applied, sizeof ack->applied);
@@ -273,25 +272,25 @@ static void deliver(mailbox *box) {
     g->heard = mlfab__max(g->heard, l.upto);
     hop_grant(g->aggregator, s, l.seq, l.group, l.upto);
   } else if (l.type == MLFAB__VIA) {
-    SAY(&t, SERVER(s), VIA, via, l.seq, l.group, l.generation, l.aggregator);
+    SAY(SERVER(s), VIA, via, l.seq, l.group, l.generation, l.aggregator);
   } else if (l.type == MLFAB__GRANT) {
-    SAY(&t, SERVER(s), GRANT, grant, l.seq, l.upto, l.generation);
+    SAY(SERVER(s), GRANT, grant, l.seq, l.upto, l.generation);
   } else if (l.type == MLFAB__PUSH_ACK) {
     x->settled |= l.generation == p.known[s];
-    SAY(&t, SERVER(s), PUSH_ACK, push_ack, .seq = l.seq, .members = 1, .generation = l.generation,
+    SAY(SERVER(s), PUSH_ACK, push_ack, .seq = l.seq, .members = 1, .generation = l.generation,
         .code = l.code, .version = l.seq, .delay = 3);
   } else {
     mlfab__resend m = {.generation = l.generation, .top = l.window.top};
     memcpy(m.applied, l.window.applied, sizeof m.applied);
     memcpy(m.dropped, l.window.dropped, sizeof m.dropped);
     settle(s, l.generation);
-    talk_say(&t, SERVER(s), MLFAB__RESEND, mlfab__encode_resend(t.meta, &m), NULL, 0);
+    talk_say(SERVER(s), MLFAB__RESEND, mlfab__encode_resend(t->meta, &m), NULL, 0);
   }
 }
 
 /* The bytes that were heard are those of the update, which the caller has not got back. */
 static void check_bytes(uint64_t seq, uint32_t s, uint64_t offset) {
-  const talk_frame *h = t.heard;
+  const talk_frame *h = t->heard;
   uint32_t b = p.buffer_of[seq];
   assert_int_equal(p.owner[b], seq);
   if (h->lent) assert_ptr_equal(h->lent, p.buffers[b] + s * SHARD + offset);
@@ -304,16 +303,16 @@ static void check_bytes(uint64_t seq, uint32_t s, uint64_t offset) {
 
 static void take_hop(uint32_t hop) {
   mlfab__hop_chunk got = {.seq = 0};
-  if (!talk_linked(&t, HOP(hop)) || !take(HOP(hop))) return;
-  HEAR(&t, HOP(hop), HOP_CHUNK, hop_chunk, (got = *m, 1));
+  if (!talk_linked(HOP(hop)) || !take(HOP(hop))) return;
+  HEAR(HOP(hop), HOP_CHUNK, hop_chunk, (got = *m, 1));
   group *g = &p.groups[got.server][got.group];
   assert_int_equal(g->seq, got.seq);
   assert_int_equal(g->aggregator, hop);
   assert_true(got.group >= p.parts[got.seq][got.server].told);
   assert_int_equal(got.offset, g->received);
-  assert_true(t.heard->bulk_bytes > 0 && got.offset + t.heard->bulk_bytes <= g->heard);
+  assert_true(t->heard->bulk_bytes > 0 && got.offset + t->heard->bulk_bytes <= g->heard);
   check_bytes(got.seq, got.server, got.offset);
-  g->received += t.heard->bulk_bytes;
+  g->received += t->heard->bulk_bytes;
   hop_chunks++;
 }
 
@@ -323,25 +322,25 @@ static void take_server(uint32_t s) {
   mlfab__push push_got = {.seq = 0};
   mlfab__withdraw gone = {.seq = 0};
   if (next_type(SERVER(s)) == MLFAB__PUSH) {
-    HEAR_PUSH(&t, SERVER(s), (push_got = *m, 1));
+    HEAR_PUSH(SERVER(s), (push_got = *m, 1));
     part *x = &p.parts[push_got.seq][s];
     x->announced = push_got.generation;
     if (push_got.generation != p.generations[s]) return;
     assert_int_equal(x->state, ABSENT);
     x->state = WAITS;
   } else if (next_type(SERVER(s)) == MLFAB__WITHDRAW) {
-    HEAR(&t, SERVER(s), WITHDRAW, withdraw, (gone = *m, 1));
+    HEAR(SERVER(s), WITHDRAW, withdraw, (gone = *m, 1));
     withdraw(s, &gone);
   } else {
-    HEAR(&t, SERVER(s), CHUNK, chunk, (got = *m, 1));
+    HEAR(SERVER(s), CHUNK, chunk, (got = *m, 1));
     if (got.generation != p.generations[s]) return;
     part *x = &p.parts[got.seq][s];
     if (x->state == WAITS && x->received == UINT64_MAX) return; /* withdrawn meanwhile */
     assert_int_equal(x->state, DIRECT);
     assert_int_equal(got.offset, x->received);
-    assert_true(got.offset + t.heard->bulk_bytes <= x->granted);
+    assert_true(got.offset + t->heard->bulk_bytes <= x->granted);
     check_bytes(got.seq, s, got.offset);
-    x->received += t.heard->bulk_bytes;
+    x->received += t->heard->bulk_bytes;
   }
 }
 
@@ -389,12 +388,12 @@ static void push_one(void) {
   }
   p.owner[b] = seq;
   p.buffer_of[seq] = b;
-  p.requests[seq] = CALL(&t, PUSH, BUFS(buffer(MLFAB_ALL, p.buffers[b])));
+  p.requests[seq] = CALL(PUSH, BUFS(buffer(MLFAB_ALL, p.buffers[b])));
 }
 
 static int lent_from(uint32_t b) {
-  for (uint32_t i = 0; i < t.nloans; i++) {
-    const talk_loan *l = &t.loans[i];
+  for (uint32_t i = 0; i < t->nloans; i++) {
+    const talk_loan *l = &t->loans[i];
     if (l->state == LOAN_LIVE && l->data >= p.buffers[b] && l->data < p.buffers[b] + BYTES)
       return 1;
   }
@@ -409,7 +408,7 @@ static void collect(void) {
     int done = 0, open = 0;
     mlfab_result result;
     if (!p.requests[seq]) continue;
-    assert_int_equal(mlfab_node_test(t.node, p.requests[seq], &done, &result), 0);
+    assert_int_equal(mlfab_node_test(t->node, p.requests[seq], &done, &result), 0);
     for (uint32_t s = 0; s < SERVERS; s++) open |= !p.parts[seq][s].settled;
     if (!done) {
       assert_true(open || lent_from(b));
@@ -425,34 +424,34 @@ static void collect(void) {
 }
 
 static void report_one(void) {
-  uint32_t from = t.nloans ? below(t.nloans) : 0;
-  for (uint32_t i = 0; i < t.nloans; i++) {
-    talk_loan *l = &t.loans[(i + from) % t.nloans];
+  uint32_t from = t->nloans ? below(t->nloans) : 0;
+  for (uint32_t i = 0; i < t->nloans; i++) {
+    talk_loan *l = &t->loans[(i + from) % t->nloans];
     if (l->state == LOAN_OVER) continue;
     if (l->state == LOAN_DETACHED && below(2))
       l->state = LOAN_OVER; /* it may never be reported */
     else
-      talk_sent(&t, l);
+      talk_sent(l);
     return;
   }
 }
 
 static void cancel_one(void) {
   uint64_t seq = 1 + below((uint32_t)p.pushed);
-  if (p.requests[seq]) talk_cancel(&t, p.requests[seq]);
+  if (p.requests[seq]) talk_cancel(p.requests[seq]);
 }
 
 static void step(int calm) {
   uint32_t what = below(calm ? 953 : 1000), s = below(SERVERS), a = below(4);
   while (what >= 180 && what < 310 && a + 1 < 4 && from_hop[hops[a]].n == 0) a++;
   if (down[s] && below(8) == 0) let_call(s);
-  talk_wait(&t, STEP_NS);
+  talk_wait(STEP_NS);
   if (p.pushed == 0 || what < 50) {
     if (!calm) push_one();
   } else if (what < 180) {
     if (!down[s]) deliver(&from_server[s]);
   } else if (what < 310) {
-    if (talk_linked(&t, HOP(hops[a]))) deliver(&from_hop[hops[a]]);
+    if (talk_linked(HOP(hops[a]))) deliver(&from_hop[hops[a]]);
   } else if (what < 420) {
     server_acts(s);
   } else if (what < 560) {
@@ -504,12 +503,12 @@ static int rests(void) {
 static void play_updates(uint64_t seed) {
   memset(&p, 0, sizeof p);
   begin_at_random(seed);
-  t.greeting = greeting;
+  t->greeting = greeting;
   for (uint32_t s = 0; s < SERVERS; s++) {
     p.generations[s] = p.known[s] = 1;
-    talk_room(&t, SERVER(s), 0);
+    talk_room(SERVER(s), 0);
   }
-  for (uint32_t i = 0; i < 4; i++) talk_room(&t, HOP(hops[i]), 0);
+  for (uint32_t i = 0; i < 4; i++) talk_room(HOP(hops[i]), 0);
   for (uint32_t i = 0; i < 4000; i++) {
     step(0);
     if (i % 40 == 0) heal();
@@ -519,13 +518,13 @@ static void play_updates(uint64_t seed) {
     step(1);
   }
   if (!rests()) fail_msg("MLFAB_SEED=%llu", (unsigned long long)seed);
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
+  assert_int_equal(talk_stats().frames_refused, 0);
   for (uint32_t i = 0; i < 4; i++) {
-    if (talk_linked(&t, HOP(hops[i]))) lose_hop(hops[i]);
-    talk_wait(&t, BEAT_NS / 2);
-    assert_false(talk_linked(&t, HOP(hops[i])));
+    if (talk_linked(HOP(hops[i]))) lose_hop(hops[i]);
+    talk_wait(BEAT_NS / 2);
+    assert_false(talk_linked(HOP(hops[i])));
   }
-  talk_close(&t);
+  talk_close();
 }
 
 SCENE(test_updates) {
@@ -570,18 +569,18 @@ static uint64_t pulls, cancelled, done_by_hop, ways_adopted, stale;
 static void sources_hear(void) {
   for (uint32_t s = 0; s < SERVERS; s++) {
     source *x = &w.sources[s];
-    while (!down[s] && talk_peer_of(&t, SERVER(s))->first) {
+    while (!down[s] && talk_peer_of(SERVER(s))->first) {
       uint8_t type = next_type(SERVER(s));
       if (type == MLFAB__PULL) {
-        HEAR_PULL(&t, SERVER(s), (x->request = m->request) > 0);
+        HEAR_PULL(SERVER(s), (x->request = m->request) > 0);
         assert_int_equal(x->state, IDLE);
         x->state = HELD;
       } else if (type == MLFAB__PULL_DONE) {
-        HEAR(&t, SERVER(s), PULL_DONE, pull_done, x->state != IDLE && m->request == x->request);
+        HEAR(SERVER(s), PULL_DONE, pull_done, x->state != IDLE && m->request == x->request);
         x->state = IDLE;
         done_by_hop++;
       } else {
-        HEAR(&t, SERVER(s), PULL_CANCEL, pull_cancel, m->request > 0);
+        HEAR(SERVER(s), PULL_CANCEL, pull_cancel, m->request > 0);
         x->state = IDLE;
       }
     }
@@ -650,9 +649,9 @@ static void deliver_model(mailbox *box) {
   memset(bulk, (int)(uint8_t)number, sizeof bulk);
   if (l.type == MLFAB__PULL_VIA) {
     if (number > x->told) x->told = number;
-    SAY(&t, SERVER(l.server), PULL_VIA, pull_via, l.seq, number, l.aggregator);
+    SAY(SERVER(l.server), PULL_VIA, pull_via, l.seq, number, l.aggregator);
   } else if (l.type == MLFAB__MODEL) {
-    SAY_BULK(&t, SERVER(l.server), MODEL, model, bulk, SLICE, .request = l.seq, .offset = at,
+    SAY_BULK(SERVER(l.server), MODEL, model, bulk, SLICE, .request = l.seq, .offset = at,
              .bytes = SLICE, .version = number, .commit = number, .slice = (uint32_t)(at / SLICE),
              .flags = flags, .epoch = 1);
   } else {
@@ -661,10 +660,9 @@ static void deliver_model(mailbox *box) {
     stale += current && number < x->told;
     if (current)
       if (number > x->told) x->told = number;
-    SAY_BULK(&t, HOP(l.aggregator), HOP_MODEL, hop_model, bulk, SLICE, .request = l.seq,
-             .offset = at, .bytes = SLICE, .version = number, .commit = number,
-             .slice = (uint32_t)(at / SLICE), .flags = flags, .epoch = 1, .server = l.server,
-             .attempt = number);
+    SAY_BULK(HOP(l.aggregator), HOP_MODEL, hop_model, bulk, SLICE, .request = l.seq, .offset = at,
+             .bytes = SLICE, .version = number, .commit = number, .slice = (uint32_t)(at / SLICE),
+             .flags = flags, .epoch = 1, .server = l.server, .attempt = number);
   }
 }
 
@@ -676,15 +674,15 @@ static void lose_distributor(uint32_t hop) {
   }
 }
 
-static void greet_source(talk *talking, uint32_t who, mlfab__hello_ack *ack) {
-  (void)talking, (void)ack;
+static void greet_source(uint32_t who, mlfab__hello_ack *ack) {
+  (void)ack;
   down[who & 0xffff] = 0;
 }
 
 static void pull_one(void) {
   memset(w.buffers[w.turn], 0, BYTES);
   memset(w.buffers[1 - w.turn], 0xee, BYTES); /* the caller's: it must not be written any more */
-  w.request = CALL(&t, PULL, BUFS(buffer(MLFAB_ALL, w.buffers[w.turn])));
+  w.request = CALL(PULL, BUFS(buffer(MLFAB_ALL, w.buffers[w.turn])));
   pulls++;
 }
 
@@ -693,7 +691,7 @@ static void collect_pull(void) {
   mlfab_result result;
   const uint8_t *data = w.buffers[w.turn];
   if (!w.request) return;
-  assert_int_equal(mlfab_node_test(t.node, w.request, &done, &result), 0);
+  assert_int_equal(mlfab_node_test(t->node, w.request, &done, &result), 0);
   if (!done) return;
   for (uint32_t i = 0; i < BYTES && result.status == 0; i++)
     if (data[i] == 0 || data[i] != data[i / SHARD * SHARD]) fail();
@@ -707,14 +705,14 @@ static void step_pull(int calm) {
   uint32_t what = below(calm ? 985 : 1000), s = below(SERVERS), a = below(4);
   while (what >= 250 && what < 500 && a + 1 < 4 && from_hop[hops[a]].n == 0) a++;
   if (down[s] && below(8) == 0) let_call(s);
-  talk_wait(&t, STEP_NS);
+  talk_wait(STEP_NS);
   sources_hear();
   if (!w.request) {
     if (!calm) pull_one();
   } else if (what < 250) {
     if (!down[s]) deliver_model(&from_server[s]);
   } else if (what < 500) {
-    if (talk_linked(&t, HOP(hops[a]))) deliver_model(&from_hop[hops[a]]);
+    if (talk_linked(HOP(hops[a]))) deliver_model(&from_hop[hops[a]]);
   } else if (what < 700) {
     source_acts(s);
   } else if (what < 985) {
@@ -723,12 +721,12 @@ static void step_pull(int calm) {
     lose_distributor(hops[a]);
   } else if (what < 997) {
     if (!down[s]) {
-      talk_skip(&t, SERVER(s));
+      talk_skip(SERVER(s));
       lose_server(s);
       w.sources[s].state = IDLE;
     }
   } else if (below(3) == 0) {
-    talk_cancel(&t, w.request);
+    talk_cancel(w.request);
     cancelled++;
   }
   collect_pull();
@@ -737,12 +735,12 @@ static void step_pull(int calm) {
 static void walk_pulls(uint64_t seed) {
   memset(&w, 0, sizeof w);
   begin_at_random(seed);
-  t.greeting = greet_source;
+  t->greeting = greet_source;
   for (uint32_t i = 0; i < 3000; i++) step_pull(0);
   for (uint32_t i = 0; i < 50000 && w.request; i++) step_pull(1);
   if (w.request) fail_msg("MLFAB_SEED=%llu", (unsigned long long)seed);
-  assert_int_equal(talk_stats(&t).frames_refused, 0);
-  talk_close(&t);
+  assert_int_equal(talk_stats().frames_refused, 0);
+  talk_close();
 }
 
 SCENE(test_pulls) {

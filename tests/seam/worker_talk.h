@@ -20,7 +20,6 @@ enum {
 };
 #define BEAT 1000000000u
 
-static talk t;
 static uint8_t weights[BYTES];
 static uint64_t u; /* number of the update that was announced last */
 
@@ -43,13 +42,13 @@ static void begin_with(const mlfab_config *config, const mlfab_model_options *op
   mlfab_model_options cut = {.size = sizeof cut};
   if (options) cut = *options;
   cut.slices = BYTES / SLICE;
-  talk_init(&t);
-  t.hold_sent = 1;
+  talk_init();
+  t->hold_sent = 1;
   u = 0;
-  talk_open(&t, config);
+  talk_open(config);
   for (uint32_t i = 0; i < 3; i++)
-    CALL(&t, TENSOR_ADD, .tensor = i, .dtype = MLFAB_F32, .count = counts[i]);
-  talk_stand(&t, &cut);
+    CALL(TENSOR_ADD, .tensor = i, .dtype = MLFAB_F32, .count = counts[i]);
+  talk_stand(&cut);
 }
 
 static inline void begin(uint32_t scheduler, const mlfab_model_options *options) {
@@ -65,8 +64,8 @@ static inline int open_worker(void **state) {
 
 static inline int close_worker(void **state) {
   (void)state;
-  for (uint32_t s = 0; s < SERVERS; s++) HUSH(&t, SERVER(s));
-  talk_close(&t);
+  for (uint32_t s = 0; s < SERVERS; s++) HUSH(SERVER(s));
+  talk_close();
   return 0;
 }
 
@@ -81,7 +80,7 @@ static inline mlfab_buf buffer(uint32_t tensor, void *data) {
 
 static inline mlfab_request push_with(uint32_t tensor, const mlfab_push_options *options) {
   mlfab_buf buf = buffer(tensor, weights);
-  return CALL(&t, PUSH, .bufs = &buf, .n = 1, .options = options);
+  return CALL(PUSH, .bufs = &buf, .n = 1, .options = options);
 }
 
 static inline mlfab_request push(uint32_t tensor) { return push_with(tensor, NULL); }
@@ -89,37 +88,37 @@ static inline mlfab_request push(uint32_t tensor) { return push_with(tensor, NUL
 /* An update of both shards, which both servers hear of. */
 static inline mlfab_request push_announced(void) {
   mlfab_request request = push(MLFAB_ALL);
-  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PUSH(&t, SERVER(s), (u = m->seq) > 0);
+  for (uint32_t s = 0; s < SERVERS; s++) HEAR_PUSH(SERVER(s), (u = m->seq) > 0);
   return request;
 }
 
 /* An update of the first shard only. */
 static inline mlfab_request push_first(void) {
   mlfab_request request = push(0);
-  HEAR_PUSH(&t, SERVER(0), (u = m->seq) > 0);
+  HEAR_PUSH(SERVER(0), (u = m->seq) > 0);
   return request;
 }
 
-static inline uint32_t generation(uint32_t s) { return talk_peer_of(&t, SERVER(s))->generation; }
+static inline uint32_t generation(uint32_t s) { return talk_peer_of(SERVER(s))->generation; }
 
 static inline void via(uint32_t s, uint64_t seq, uint64_t group, uint32_t aggregator) {
-  SAY(&t, SERVER(s), VIA, via, .seq = seq, .group = group, .generation = generation(s),
+  SAY(SERVER(s), VIA, via, .seq = seq, .group = group, .generation = generation(s),
       .aggregator = aggregator);
 }
 
 static inline void grant(uint32_t s, uint64_t seq, uint64_t upto) {
-  SAY(&t, SERVER(s), GRANT, grant, .seq = seq, .upto = upto, .generation = generation(s));
+  SAY(SERVER(s), GRANT, grant, .seq = seq, .upto = upto, .generation = generation(s));
 }
 
 static inline void hop_grant(uint32_t hop, uint32_t s, uint64_t seq, uint64_t group,
                              uint64_t upto) {
-  SAY(&t, HOP(hop), HOP_GRANT, hop_grant, .server = s, .seq = seq, .group = group, .upto = upto);
+  SAY(HOP(hop), HOP_GRANT, hop_grant, .server = s, .seq = seq, .group = group, .upto = upto);
 }
 
 /* `reached`: the iteration from which the server goes on counting. */
 static inline void ack_reached(uint32_t s, uint64_t seq, int code, uint64_t version, uint64_t delay,
                                uint64_t reached) {
-  SAY(&t, SERVER(s), PUSH_ACK, push_ack, .seq = seq, .members = 1, .generation = generation(s),
+  SAY(SERVER(s), PUSH_ACK, push_ack, .seq = seq, .members = 1, .generation = generation(s),
       .code = code, .version = version, .delay = delay, .v_train = reached);
 }
 
@@ -127,10 +126,10 @@ static inline void ack(uint32_t s, uint64_t seq, int code) { ack_reached(s, seq,
 
 /* Does the node wish for a link to this worker? It calls again within half a beat if it has lost one. */
 static inline int wanted(uint32_t hop) {
-  if (talk_linked(&t, HOP(hop))) talk_break(&t, HOP(hop));
-  *talk_away(&t, HOP(hop)) = 0;
-  talk_wait(&t, BEAT / 2);
-  return talk_linked(&t, HOP(hop));
+  if (talk_linked(HOP(hop))) talk_break(HOP(hop));
+  *talk_away(HOP(hop)) = 0;
+  talk_wait(BEAT / 2);
+  return talk_linked(HOP(hop));
 }
 
 /* The node has links to these workers, and no wish for them: an update that is dropped was to go there. */
@@ -139,11 +138,11 @@ static inline void meet(void) {
   mlfab_request request = push_first();
   for (uint32_t i = 0; i < 3; i++) {
     via(0, u, 1 + i, hops[i]);
-    talk_wait(&t, BEAT / 2);
-    assert_true(talk_linked(&t, HOP(hops[i])));
+    talk_wait(BEAT / 2);
+    assert_true(talk_linked(HOP(hops[i])));
   }
   ack(0, u, MLFAB_ERR_DROPPED);
-  ENDS(&t, request, MLFAB_ERR_DROPPED);
+  ENDS(request, MLFAB_ERR_DROPPED);
 }
 
 static inline int open_met_worker(void **state) {
