@@ -260,10 +260,8 @@ static void crowd_say_down(uint32_t end, uint32_t keep) {
   e->broken = 1;
   e->refused = 0;
   crowd_put(end, 0,
-            (mlfab_io_event){.kind = MLFAB_IO_DOWN,
-                             .link = end / 2 + 1,
-                             .code = MLFAB_ERR_PEER_CLOSED,
-                             .text = "it broke"});
+            OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .link = end / 2 + 1,
+               .code = MLFAB_ERR_PEER_CLOSED, .text = "it broke"));
 }
 
 static void crowd_break(uint32_t end) {
@@ -301,20 +299,16 @@ static int crowd_connect(uint32_t i, const mlfab_action *a) {
   uint32_t end = crowd_new_link(i, to, a->token);
   if (reached) {
     crowd_put(end, 0,
-              (mlfab_io_event){.kind = MLFAB_IO_UP,
-                               .link = end / 2 + 1,
-                               .token = a->token,
-                               .caps = MLFAB_CAP_RELIABLE});
+              OF(mlfab_io_event, .kind = MLFAB_IO_UP, .link = end / 2 + 1, .token = a->token,
+                 .caps = MLFAB_CAP_RELIABLE));
     crowd_put(
         end + 1, 0,
         (mlfab_io_event){.kind = MLFAB_IO_UP, .link = end / 2 + 1, .caps = MLFAB_CAP_RELIABLE});
   } else {
     crowd.ends[end + 1].up = 0;
     crowd_put(end, 0,
-              (mlfab_io_event){.kind = MLFAB_IO_DOWN,
-                               .token = a->token,
-                               .code = MLFAB_ERR_PEER_CLOSED,
-                               .text = "nobody listens"});
+              OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .token = a->token,
+                 .code = MLFAB_ERR_PEER_CLOSED, .text = "nobody listens"));
   }
   return 0;
 }
@@ -331,12 +325,10 @@ static int crowd_send(uint32_t end, const mlfab_action *a) {
   if (crowd.ends[end].node == crowd.n)
     crowd_says(other->node, header.type, (const uint8_t *)a->head + MLFAB_HEADER_BYTES,
                header.meta_bytes);
-  crowd_item *item = crowd_put(end ^ 1, 0,
-                               (mlfab_io_event){.kind = MLFAB_IO_FRAME,
-                                                .link = a->link,
-                                                .token = a->token,
-                                                .head_bytes = a->head_bytes,
-                                                .bulk_bytes = a->bulk_bytes});
+  crowd_item *item =
+      crowd_put(end ^ 1, 0,
+                OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = a->link, .token = a->token,
+                   .head_bytes = a->head_bytes, .bulk_bytes = a->bulk_bytes));
   item->head = malloc(a->head_bytes);
   memcpy(item->head, a->head, a->head_bytes);
   if (a->bulk_bytes == 0) return 0;

@@ -40,6 +40,10 @@ static inline void scene_add(struct CMUnitTest test) {
   SCENE_ADD(name, name, NULL, NULL, NULL) \
   static void name##_is_played(void)
 
+/* A struct with these members. SIZED: and with its size. */
+#define OF(type, ...) ((type){__VA_ARGS__})
+#define SIZED(type, ...) ((type){.size = sizeof(type), __VA_ARGS__})
+
 /* MLFAB_TEST=test_a*: only the scenes with these names. */
 int main(void) {
   cmocka_set_test_filter(getenv("MLFAB_TEST"));

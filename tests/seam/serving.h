@@ -194,21 +194,14 @@ static inline uint32_t seam_node(const seam *s, uint32_t p) {
 
 static void seam_say_on(seam *s, uint32_t link, uint32_t p, uint8_t type, uint32_t meta_bytes,
                         const void *bulk, uint32_t bulk_bytes) {
-  mlfab__header header = {.type = type,
-                          .meta_bytes = meta_bytes,
-                          .bulk_bytes = bulk_bytes,
-                          .job = mlfab__hash(0, "mlfab", 5),
-                          .epoch = 1,
-                          .sender = seam_node(s, p),
-                          .incarnation = s->peers[p].incarnation};
+  mlfab__header header = OF(mlfab__header, .type = type, .meta_bytes = meta_bytes,
+                            .bulk_bytes = bulk_bytes, .job = mlfab__hash(0, "mlfab", 5), .epoch = 1,
+                            .sender = seam_node(s, p), .incarnation = s->peers[p].incarnation);
   if (bulk) header.flags = MLFAB__WIRE_BULK_CRC;
   mlfab__wire_seal(s->head, &header, bulk);
-  seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_FRAME,
-                                 .link = link,
-                                 .head = s->head,
-                                 .head_bytes = MLFAB_HEADER_BYTES + meta_bytes,
-                                 .bulk = bulk,
-                                 .bulk_bytes = bulk_bytes});
+  seam_event(
+      s, OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = link, .head = s->head,
+            .head_bytes = MLFAB_HEADER_BYTES + meta_bytes, .bulk = bulk, .bulk_bytes = bulk_bytes));
   seam_look(s);
 }
 
@@ -245,12 +238,10 @@ static inline void seam_hello(seam *s, uint32_t p) {
   seam_peer *peer = &s->peers[p];
   uint32_t link = seam_dial(s, peer->caps);
   int worker = p != seam_scheduler(s);
-  mlfab__hello hello = {.node = seam_node(s, p),
-                        .incarnation = peer->incarnation,
-                        .roles = worker ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SCHEDULER,
-                        .accumulators = peer->accumulators,
-                        .host = peer->host,
-                        .nonce = peer->nonce};
+  mlfab__hello hello =
+      OF(mlfab__hello, .node = seam_node(s, p), .incarnation = peer->incarnation,
+         .roles = worker ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SCHEDULER,
+         .accumulators = peer->accumulators, .host = peer->host, .nonce = peer->nonce);
   seam_unlink(s, p);
   peer->link = link;
   peer->acked = 0;
@@ -259,18 +250,13 @@ static inline void seam_hello(seam *s, uint32_t p) {
 }
 
 static void seam_join(seam *s, uint32_t p, uint32_t link) {
-  mlfab__join join = {.rank = p == seam_scheduler(s) ? 0 : (int32_t)p,
-                      .roles = p == seam_scheduler(s) ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER,
-                      .workers = s->config.workers,
-                      .founders = s->config.workers,
-                      .servers = s->config.servers,
-                      .founding = s->config.servers,
-                      .dedicated = 1,
-                      .scheduler = s->config.scheduler,
-                      .kernels = MLFAB_KERNELS_OWN,
-                      .nonce = s->peers[p].nonce = ++s->nonces,
-                      .heartbeat_ns = s->config.heartbeat_ns,
-                      .addresses = "seam:1"};
+  mlfab__join join =
+      OF(mlfab__join, .rank = p == seam_scheduler(s) ? 0 : (int32_t)p,
+         .roles = p == seam_scheduler(s) ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER,
+         .workers = s->config.workers, .founders = s->config.workers, .servers = s->config.servers,
+         .founding = s->config.servers, .dedicated = 1, .scheduler = s->config.scheduler,
+         .kernels = MLFAB_KERNELS_OWN, .nonce = s->peers[p].nonce = ++s->nonces,
+         .heartbeat_ns = s->config.heartbeat_ns, .addresses = "seam:1");
   s->joining = link;
   s->welcomed = 0;
   seam_say_on(s, link, p, MLFAB__JOIN, mlfab__encode_join(s->meta, &join), NULL, 0);
@@ -346,11 +332,8 @@ static void seam_init(seam *s, uint32_t workers) {
 /* Opens the node, which begins to join. */
 static void seam_node_open(seam *s) {
   mlfab_error error;
-  s->env = (mlfab_env){.size = sizeof s->env,
-                       .user = s,
-                       .allocate = seam_allocate,
-                       .release = seam_release,
-                       .log = seam_warn};
+  s->env = SIZED(mlfab_env, .user = s, .allocate = seam_allocate, .release = seam_release,
+                 .log = seam_warn);
   s->config.env = &s->env;
   if (mlfab_node_open(&s->config, "seam:0", s->now, &s->node, &error)) fail_msg("%s", error.text);
   seam_pump(s);

@@ -63,12 +63,8 @@ enum {
 #ifndef TALK_CROWD
 #define TALK_CROWD 90 /* the most workers that a test plays */
 #endif
-enum {
-  TALK_NODES = TALK_CROWD + 6,
-  TALK_PEERS = 2 * TALK_NODES,
-  TALK_LINKS = 8192,
-  TALK_FILES = 32
-};
+enum { TALK_NODES = TALK_CROWD + 6, TALK_PEERS = 2 * TALK_NODES, TALK_LINKS = 8192 };
+enum { TALK_FILES = 32 };
 
 typedef struct talk_frame {
   struct talk_frame *next;
@@ -223,10 +219,8 @@ static inline int talk_connect(const mlfab_action *a) {
   uint32_t number = (uint32_t)strtoul(a->address + 6, NULL, 10);
   assert_true(!strncmp(a->address, "talk:", 5) && sort && number < TALK_NODES);
   if (t->away[sort - sorts][number]) {
-    talk_event((mlfab_io_event){.kind = MLFAB_IO_DOWN,
-                                .token = a->token,
-                                .code = MLFAB_ERR_PEER_CLOSED,
-                                .text = "nobody answers"});
+    talk_event(OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .token = a->token,
+                  .code = MLFAB_ERR_PEER_CLOSED, .text = "nobody answers"));
     return 0;
   }
   uint32_t link = talk_new_link(0, a->token);
@@ -428,26 +422,21 @@ static inline void talk_say(uint32_t who, uint8_t type, uint32_t meta_bytes, con
                             uint32_t bulk_bytes) {
   talk_peer *p = talk_peer_of(who);
   uint32_t node = talk_node_of(who);
-  mlfab__header header = {.type = type,
-                          .meta_bytes = meta_bytes,
-                          .bulk_bytes = bulk_bytes,
-                          .job = mlfab__hash(0, t->config.job, strlen(t->config.job)),
-                          .epoch = t->ack.term ? t->ack.term : 1,
-                          .sender = node,
-                          .incarnation = t->incarnation[node]};
+  mlfab__header header = OF(
+      mlfab__header, .type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes,
+      .job = mlfab__hash(0, t->config.job, strlen(t->config.job)),
+      .epoch = t->ack.term ? t->ack.term : 1, .sender = node, .incarnation = t->incarnation[node]);
   uint8_t *head = malloc(MLFAB_HEADER_BYTES + meta_bytes), *copy = malloc(bulk_bytes + 1u);
   if (!p->link) fail_msg("a peer without a link (%u, %u) speaks", who >> 16, who & 0xffff);
   memcpy(head + MLFAB_HEADER_BYTES, t->meta, meta_bytes);
   if (bulk && !t->as_is) memcpy(copy, bulk, bulk_bytes);
   mlfab__wire_seal(head, &header, bulk);
-  const mlfab_io_event e = {.kind = MLFAB_IO_FRAME,
-                            .link = p->link,
-                            .head = head,
-                            .head_bytes = MLFAB_HEADER_BYTES + meta_bytes,
-                            .bulk = t->as_is ? bulk
-                                    : bulk   ? copy
-                                             : NULL,
-                            .bulk_bytes = bulk_bytes};
+  const mlfab_io_event e = OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = p->link, .head = head,
+                              .head_bytes = MLFAB_HEADER_BYTES + meta_bytes,
+                              .bulk = t->as_is ? bulk
+                                      : bulk   ? copy
+                                               : NULL,
+                              .bulk_bytes = bulk_bytes);
   p->said_ns = t->now;
   mlfab_node_event(t->node, &e, t->now);
   free(head);
@@ -593,10 +582,8 @@ static inline void talk_say_welcome(void) {
   uint32_t voters = n + (t->config.replicas > 0);
   for (uint32_t s = 0; s < voters; s++) {
     uint32_t node = talk_node_of(SERVER(s)), server = s % t->config.servers_max;
-    mlfab__member_info info = {.node = node,
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = t->incarnation[node],
-                               .nonce = t->nonce[node]};
+    mlfab__member_info info = OF(mlfab__member_info, .node = node, .roles = MLFAB_ROLE_SERVER,
+                                 .incarnation = t->incarnation[node], .nonce = t->nonce[node]);
     if (server >= t->config.servers && s < n) continue; /* may come later */
     snprintf(info.addresses, sizeof info.addresses, "talk:%c%u",
              s < t->config.servers_max ? 's' : 'c', s < n ? server : t->config.servers_max);
@@ -612,10 +599,8 @@ static inline void talk_hang_up(talk_peer *p) {
   p->link = p->greeted = p->parts = 0;
   t->links[link].up = 0;
   talk_end_loans(link);
-  talk_event((mlfab_io_event){.kind = MLFAB_IO_DOWN,
-                              .link = link,
-                              .code = MLFAB_ERR_PEER_CLOSED,
-                              .text = "the connection broke"});
+  talk_event(OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .link = link, .code = MLFAB_ERR_PEER_CLOSED,
+                .text = "the connection broke"));
 }
 
 /* Answers a frame to one peer, if manners ask for it. Returns whether it did. */
@@ -725,15 +710,12 @@ static inline void talk_dial(uint32_t who) {
 
 static inline mlfab__hello talk_hello(uint32_t who) {
   uint32_t node = talk_node_of(who), kind = who >> 16;
-  return (mlfab__hello){.node = node,
-                        .incarnation = t->incarnation[node],
-                        .roles = kind == TALK_SCHEDULER     ? MLFAB_ROLE_SCHEDULER
-                                 : kind == TALK_FROM_SERVER ? MLFAB_ROLE_SERVER
-                                 : kind == TALK_FROM_VOTER  ? (1u << 16)
-                                                            : MLFAB_ROLE_WORKER,
-                        .accumulators = 2,
-                        .host = 100 + node,
-                        .nonce = t->nonce[node]};
+  return OF(mlfab__hello, .node = node, .incarnation = t->incarnation[node],
+            .roles = kind == TALK_SCHEDULER     ? MLFAB_ROLE_SCHEDULER
+                     : kind == TALK_FROM_SERVER ? MLFAB_ROLE_SERVER
+                     : kind == TALK_FROM_VOTER  ? (1u << 16)
+                                                : MLFAB_ROLE_WORKER,
+            .accumulators = 2, .host = 100 + node, .nonce = t->nonce[node]);
 }
 
 /* A peer calls and greets: HELLO, whose answer is in t->hello_ack; or MEET. */
@@ -902,23 +884,17 @@ static inline void talk_join(uint32_t node) {
   uint32_t servers = c->dedicated ? c->servers_max : 0, first = c->workers_max;
   uint32_t k = node < first ? node : (node - first) % (servers ? servers : 1);
   uint32_t sort = node < first ? 0 : servers ? (node - first) / servers : 2;
-  mlfab__join join = {.rank = (int32_t)k,
-                      .roles = sort == 1 && c->replicas ? MLFAB_ROLE_REPLICA
-                               : sort >= 1              ? MLFAB_ROLE_SCHEDULER
-                               : node >= first          ? MLFAB_ROLE_SERVER
-                               : !c->dedicated && k < c->servers
-                                   ? MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER
-                                   : MLFAB_ROLE_WORKER,
-                      .workers = c->workers_max,
-                      .servers = c->servers_max,
-                      .dedicated = c->dedicated,
-                      .replicas = c->replicas,
-                      .founders = c->workers,
-                      .founding = c->servers,
-                      .scheduler = c->scheduler,
-                      .kernels = c->kernels,
-                      .nonce = t->nonce[node],
-                      .heartbeat_ns = c->heartbeat_ns};
+  mlfab__join join =
+      OF(mlfab__join, .rank = (int32_t)k,
+         .roles = sort == 1 && c->replicas          ? MLFAB_ROLE_REPLICA
+                  : sort >= 1                       ? MLFAB_ROLE_SCHEDULER
+                  : node >= first                   ? MLFAB_ROLE_SERVER
+                  : !c->dedicated && k < c->servers ? MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER
+                                                    : MLFAB_ROLE_WORKER,
+         .workers = c->workers_max, .servers = c->servers_max, .dedicated = c->dedicated,
+         .replicas = c->replicas, .founders = c->workers, .founding = c->servers,
+         .scheduler = c->scheduler, .kernels = c->kernels, .nonce = t->nonce[node],
+         .heartbeat_ns = c->heartbeat_ns);
   if (node >= first && sort == 0) join.roles = MLFAB_ROLE_SERVER;
   snprintf(join.addresses, sizeof join.addresses, "talk:%c%u",
            node < first ? 'w'
@@ -1006,11 +982,8 @@ static inline void talk_init(void) {
 /* Opens a node of this configuration, which must pass mlfab_node_open. The fabric is complete on return, unless the
  * test joins by hand. Call talk_init first. */
 static inline void talk_open(const mlfab_config *config) {
-  mlfab_env env = {.size = sizeof env,
-                   .user = t,
-                   .allocate = talk_allocate,
-                   .release = talk_release,
-                   .log = talk_log};
+  mlfab_env env = SIZED(mlfab_env, .user = t, .allocate = talk_allocate, .release = talk_release,
+                        .log = talk_log);
   mlfab_config *c = &t->config;
   mlfab_error error;
   *c = *config;

@@ -13,11 +13,8 @@ static int32_t awaited[WORKERS]; /* the worker that each was told to wait for */
 
 static void serve(uint32_t workers) {
   talk_init();
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_SERVER,
-                            .workers = workers,
-                            .workers_max = WORKERS,
-                            .dedicated = 1});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SERVER, .workers = workers,
+                   .workers_max = WORKERS, .dedicated = 1));
   for (uint32_t w = 0; w < WORKERS; w++) {
     done[w] = 0;
     met[w] = 0;
@@ -191,11 +188,8 @@ SCENE(test_bad_frames) {
 static void work_as(uint32_t guest) {
   talk_init();
   t->ack.guest = guest;
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_WORKER,
-                            .workers = 2,
-                            .rank = 1,
-                            .dedicated = 1});
+  talk_open(
+      &SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .workers = 2, .rank = 1, .dedicated = 1));
 }
 static void work(void) { work_as(0); }
 #define ASKS(number_) HEAR(SERVER(0), BARRIER, barrier, m->number == (number_) && m->what == 0)

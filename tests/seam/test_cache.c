@@ -146,16 +146,10 @@ static void prepare(uint32_t servers) {
   memset(&F, 0, sizeof F);
   F.servers = servers;
   talk_init();
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_WORKER,
-                            .rank = 1,
-                            .workers = 2,
-                            .servers = servers,
-                            .dedicated = 1,
-                            .replicas = replicas,
-                            .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0,
-                            .chunk_bytes = 4096,
-                            .heartbeat_ns = BEAT_NS});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .rank = 1, .workers = 2,
+                   .servers = servers, .dedicated = 1, .replicas = replicas,
+                   .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0, .chunk_bytes = 4096,
+                   .heartbeat_ns = BEAT_NS));
   for (uint32_t i = 0; i < TENSORS; i++)
     CALL(TENSOR_ADD, .tensor = i, .dtype = shapes[i].dtype, .count = shapes[i].count);
 }
@@ -270,12 +264,8 @@ static void answer(uint32_t server) {
   if (s->slice == UINT32_MAX || below(30) == 0) pin(s, number);
   uint64_t end = asked_end(s);
   const mlfab__slice *slice = &F.layout.slices[number];
-  mlfab__model m = {.request = s->request,
-                    .offset = s->at,
-                    .version = s->label,
-                    .commit = s->label,
-                    .slice = number,
-                    .epoch = s->epoch};
+  mlfab__model m = OF(mlfab__model, .request = s->request, .offset = s->at, .version = s->label,
+                      .commit = s->label, .slice = number, .epoch = s->epoch);
   m.bytes = below(3) ? mlfab__min(end - s->at, 8 * (uint64_t)(1 + below(300))) : end - s->at;
   int fresh = s->nsinces > 0 && s->asked_epoch == s->epoch;
   if (!fresh) since = 0;
@@ -672,13 +662,8 @@ SCENE(test_frames_that_do_not_fit) {
     pulling p = pull(1, 0, 0);
     uint32_t first = slice_of(0), n = 64;
     const mlfab__slice *slice = &F.layout.slices[first];
-    mlfab__model m = {.request = p.request,
-                      .offset = slice->offset,
-                      .bytes = 64,
-                      .commit = 1,
-                      .version = 1,
-                      .slice = first,
-                      .epoch = 1};
+    mlfab__model m = OF(mlfab__model, .request = p.request, .offset = slice->offset, .bytes = 64,
+                        .commit = 1, .version = 1, .slice = first, .epoch = 1);
     float values[16] = {1};
     mlfab__packet_shape shape = {m.offset, MLFAB_F32, MLFAB_HALF_NONE, 0, 16};
     if (i == 0) m.offset += 64; /* does not start at the beginning */
@@ -737,14 +722,9 @@ SCENE(test_changing) {
     uint8_t *bytes = changing_make(bulk, n, head);
     if (i > 0) changing_to(MLFAB__PACKET_HEADER + 2 * (i % 8), &other, 2);
     changing_arm();
-    mlfab__model m = {.request = p.request,
-                      .offset = slice->offset,
-                      .bytes = 3200,
-                      .commit = 1,
-                      .version = 1,
-                      .slice = slice_of(1),
-                      .flags = MLFAB__MODEL_PACKED,
-                      .epoch = 1};
+    mlfab__model m =
+        OF(mlfab__model, .request = p.request, .offset = slice->offset, .bytes = 3200, .commit = 1,
+           .version = 1, .slice = slice_of(1), .flags = MLFAB__MODEL_PACKED, .epoch = 1);
     t->as_is = 1;
     talk_say(SERVER(slice->server), MLFAB__MODEL, mlfab__encode_model(t->meta, &m), bytes, n);
     assert_int_equal(changing_end(), 1);

@@ -453,16 +453,10 @@ static int begin(uint32_t i, const shape *other, uint64_t timeout_ns) {
                                     /* One that is back meets the call of this number. */
                                     .tag = c->index + 1,
                                     .timeout_ns = timeout_ns};
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = (uint32_t)what->kind,
-                           .options = &options,
-                           .vecs = c->vecs,
-                           .n = c->n,
-                           .dtype = what->dtype,
-                           .root = what->root,
-                           .data = c->vecs[0].data,
-                           .count = what->count,
-                           .counts = c->counts};
+  const mlfab_call call =
+      SIZED(mlfab_call, .kind = (uint32_t)what->kind, .options = &options, .vecs = c->vecs,
+            .n = c->n, .dtype = what->dtype, .root = what->root, .data = c->vecs[0].data,
+            .count = what->count, .counts = c->counts);
   int code = mlfab_node_submit(crowd.nodes[i].node, &call, crowd.now, &c->request);
   if (code) {
     mlfab_error error;
@@ -917,27 +911,22 @@ SCENE(test_arguments) {
   crowd_open();
   for (uint32_t k = 0; k < MLFAB__COUNT(rows); k++) {
     const struct row *row = &rows[k];
-    const mlfab_collective options = {.size = sizeof options,
-                                      .op = row->op,
-                                      .algorithm = row->algorithm,
-                                      .reduce = row->reduces ? compose : NULL};
+    const mlfab_collective options =
+        SIZED(mlfab_collective, .op = row->op, .algorithm = row->algorithm,
+              .reduce = row->reduces ? compose : NULL);
     const mlfab_vec apart[2] = {{data + 2, 1}, {data, 2}}, given[2] = {row->first, row->second};
     mlfab_request request;
     mlfab_error error;
-    int code = mlfab_node_submit(crowd.nodes[0].node,
-                                 &(mlfab_call){.size = sizeof(mlfab_call),
-                                               .kind = row->kind ? row->kind : MLFAB_CALL_ALLREDUCE,
-                                               .options = &options,
-                                               .vecs = row->n             ? many
-                                                       : row->second.data ? given
-                                                                          : apart,
-                                               .n = row->n ? row->n : 2,
-                                               .dtype = row->dtype ? row->dtype : MLFAB_F64,
-                                               .data = data,
-                                               .count = 8,
-                                               .root = row->root,
-                                               .counts = counts},
-                                 crowd.now, &request);
+    int code = mlfab_node_submit(
+        crowd.nodes[0].node,
+        &SIZED(mlfab_call, .kind = row->kind ? row->kind : MLFAB_CALL_ALLREDUCE,
+               .options = &options,
+               .vecs = row->n             ? many
+                       : row->second.data ? given
+                                          : apart,
+               .n = row->n ? row->n : 2, .dtype = row->dtype ? row->dtype : MLFAB_F64, .data = data,
+               .count = 8, .root = row->root, .counts = counts),
+        crowd.now, &request);
     assert_int_equal(code, row->code);
     assert_int_equal(mlfab_node_last_error(crowd.nodes[0].node, &error), 0);
     if (!strstr(error.text, row->text)) fail_msg("'%s' has no '%s'", error.text, row->text);
@@ -974,11 +963,8 @@ SCENE(test_ahead) {
 
 /* Eager bytes are given back to their sender: many times its credit passes. */
 SCENE(test_credit) {
-  shape sum = {.kind = MLFAB_CALL_ALLREDUCE,
-               .algorithm = MLFAB_ALGORITHM_DOUBLING,
-               .dtype = MLFAB_I64,
-               .width = 8,
-               .count = EAGER / 8};
+  shape sum = OF(shape, .kind = MLFAB_CALL_ALLREDUCE, .algorithm = MLFAB_ALGORITHM_DOUBLING,
+                 .dtype = MLFAB_I64, .width = 8, .count = EAGER / 8);
   begin_world(4, seed_of(14));
   crowd.config.chunk_bytes = 65536;
   crowd_open();
@@ -1199,11 +1185,8 @@ static int hear_bent(uint32_t from, uint32_t to, mlfab__header *header, uint8_t 
 
 /* The receiver gives the link up, and says why. The frame is sent again: the call ends well. */
 SCENE(test_bent_frames) {
-  const shape sum = {.kind = MLFAB_CALL_ALLREDUCE,
-                     .algorithm = MLFAB_ALGORITHM_DOUBLING,
-                     .dtype = MLFAB_I64,
-                     .width = 8,
-                     .count = 1000};
+  const shape sum = OF(shape, .kind = MLFAB_CALL_ALLREDUCE, .algorithm = MLFAB_ALGORITHM_DOUBLING,
+                       .dtype = MLFAB_I64, .width = 8, .count = 1000);
   for (uint32_t k = 0; k < MLFAB__COUNT(bents); k++) {
     begin_world(2, seed_of(600 + k));
     crowd.config.chunk_bytes = 4096;

@@ -112,17 +112,10 @@ static void on_event(void *user, const mlfab_event_info *info) {
 }
 
 static void open_copy(uint32_t voter, uint32_t block_bytes) {
-  mlfab_config config = {.size = sizeof config,
-                         .roles = voter ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SERVER,
-                         .workers = WORKERS,
-                         .servers = 1,
-                         .replicas = 1,
-                         .dedicated = 1,
-                         .block_bytes = block_bytes,
-                         .chunk_bytes = 1024,
-                         .div_max = HUGE_VAL,
-                         .scheduler = MLFAB_SCHEDULER_OWN,
-                         .on_event = on_event};
+  mlfab_config config = SIZED(mlfab_config, .roles = voter ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SERVER,
+                              .workers = WORKERS, .servers = 1, .replicas = 1, .dedicated = 1,
+                              .block_bytes = block_bytes, .chunk_bytes = 1024, .div_max = HUGE_VAL,
+                              .scheduler = MLFAB_SCHEDULER_OWN, .on_event = on_event);
   turn_to(&copies[voter]);
   talk_init();
   *me = (copy){.t = *t, .self = voter};

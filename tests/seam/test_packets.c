@@ -169,20 +169,13 @@ static void tick(node *n) {
 static void frame(node *n, uint32_t worker, uint8_t type, uint32_t bytes, const void *bulk,
                   uint32_t bulk_bytes) {
   assert_true(bytes > 0);
-  mlfab__header header = {.type = type,
-                          .meta_bytes = bytes,
-                          .bulk_bytes = bulk_bytes,
-                          .job = mlfab__hash(0, "mlfab", 5),
-                          .epoch = 1,
-                          .sender = worker,
-                          .incarnation = n->s.peers[worker].incarnation};
+  mlfab__header header = OF(mlfab__header, .type = type, .meta_bytes = bytes,
+                            .bulk_bytes = bulk_bytes, .job = mlfab__hash(0, "mlfab", 5), .epoch = 1,
+                            .sender = worker, .incarnation = n->s.peers[worker].incarnation);
   mlfab__wire_seal(n->s.head, &header, bulk);
-  seam_event(&n->s, (mlfab_io_event){.kind = MLFAB_IO_FRAME,
-                                     .link = n->s.peers[worker].link,
-                                     .head = n->s.head,
-                                     .head_bytes = MLFAB_HEADER_BYTES + bytes,
-                                     .bulk = bulk,
-                                     .bulk_bytes = bulk_bytes});
+  seam_event(&n->s, OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = n->s.peers[worker].link,
+                       .head = n->s.head, .head_bytes = MLFAB_HEADER_BYTES + bytes, .bulk = bulk,
+                       .bulk_bytes = bulk_bytes));
   seam_look(&n->s);
   if (n->s.hear) watch(n);
 }

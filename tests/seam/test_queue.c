@@ -126,15 +126,10 @@ static void resync(peer *p, uint32_t generation, uint64_t top, const uint64_t ap
 
 /* Says PUSH. `bulk`: 32 of the bytes of a small update, which waits for no plan. */
 static void say_push(uint32_t at, const pending *q, const void *bulk) {
-  mlfab__push push = {.seq = q->seq,
-                      .members = 1,
-                      .versions = 1,
-                      .parts = 1,
-                      .segments = q->shape.n,
-                      .generation = w.peers[at].generation,
-                      .progress = q->progress,
-                      .bytes = bulk ? q->shape.bytes : q->update.bytes,
-                      .scale = q->scale};
+  mlfab__push push =
+      OF(mlfab__push, .seq = q->seq, .members = 1, .versions = 1, .parts = 1,
+         .segments = q->shape.n, .generation = w.peers[at].generation, .progress = q->progress,
+         .bytes = bulk ? q->shape.bytes : q->update.bytes, .scale = q->scale);
   if (bulk) push.eager = (uint32_t)push.bytes;
   if (!bulk) push.flags = MLFAB__PUSH_PLANNED | (q->packed ? MLFAB__PUSH_PACKED : 0u);
   seam_bulk(&s, at, MLFAB__PUSH, mlfab__encode_push(s.meta, &push, q->shape.segments, &q->base),
@@ -928,10 +923,8 @@ SCENE(test_bad_sums) {
 }
 
 static mlfab__plan_entry entry(uint64_t id, uint32_t worker, uint32_t group, uint32_t aggregator) {
-  return (mlfab__plan_entry){.id = id,
-                             .worker = worker,
-                             .group = group,
-                             .aggregator = group ? aggregator : MLFAB__NO_NODE};
+  return OF(mlfab__plan_entry, .id = id, .worker = worker, .group = group,
+            .aggregator = group ? aggregator : MLFAB__NO_NODE);
 }
 static void place_one(uint64_t id, uint32_t worker) {
   mlfab__plan_entry e = entry(id, worker, 0, 0);

@@ -119,10 +119,8 @@ static uint32_t answer_call(uint32_t i) {
 /* Server 0 or 2 calls the node. */
 static void server_calls(uint32_t server) {
   uint32_t p = FROM + server;
-  mlfab__hello hello = {.node = W + server,
-                        .incarnation = 1 + server,
-                        .roles = MLFAB_ROLE_SERVER,
-                        .nonce = 100 + server};
+  mlfab__hello hello = OF(mlfab__hello, .node = W + server, .incarnation = 1 + server,
+                          .roles = MLFAB_ROLE_SERVER, .nonce = 100 + server);
   s.peers[p].link = seam_dial(&s, 0);
   seam_say(&s, p, MLFAB__HELLO, mlfab__encode_hello(s.meta, &hello));
   assert_true(s.peers[p].acked);
@@ -154,11 +152,8 @@ static void open_bare(uint32_t rule_states, int own_rule) {
   uint32_t link = answer_call(0);
   mlfab__welcome welcome = {.incarnation = 2, .nodes = 3, .fresh = 1, .fabric = 1};
   for (uint32_t k = 0; k < 3; k++) {
-    mlfab__member_info info = {.node = W + k,
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = 1 + k,
-                               .nonce = 100 + k,
-                               .addresses = "seam:2"};
+    mlfab__member_info info = OF(mlfab__member_info, .node = W + k, .roles = MLFAB_ROLE_SERVER,
+                                 .incarnation = 1 + k, .nonce = 100 + k, .addresses = "seam:2");
     bytes += mlfab__encode_member_info(list + bytes, (uint32_t)sizeof list - bytes, &info);
   }
   seam_say_on(&s, link, FROM, MLFAB__WELCOME, mlfab__encode_welcome(s.meta, &welcome), list, bytes);
@@ -465,13 +460,8 @@ SCENE(test_adopt) {
   /* Worker 1 counts, worker 0 does not. */
   uint32_t words[SLICES + 2] = {0, 0, 0, 0, 2}, own[SLICES + 2] = {1}, beyond[SLICES + 2] = {3};
   mlfab__define d = seam_model(MLFAB_SYNC_BSP, SLICES);
-  mlfab__adopt good = {.attempt = ATTEMPT,
-                       .slices = SLICES,
-                       .restored = 7,
-                       .packets = 1,
-                       .tensors = 1,
-                       .options = d.options,
-                       .words = SLICES + 1};
+  mlfab__adopt good = OF(mlfab__adopt, .attempt = ATTEMPT, .slices = SLICES, .restored = 7,
+                         .packets = 1, .tensors = 1, .options = d.options, .words = SLICES + 1);
   good.options.active = 1;
   open_bare(0, 0);
   for (uint32_t k = 0; k < 8; k++) {

@@ -95,11 +95,8 @@ static void spread_fail(uint32_t aggregator, uint64_t spread, uint64_t request, 
 }
 
 static mlfab__plan_entry entry(uint32_t worker, uint64_t id, uint32_t group, uint32_t aggregator) {
-  return (mlfab__plan_entry){.kind = MLFAB__TRANSFER_PULL,
-                             .worker = worker,
-                             .id = id,
-                             .group = group,
-                             .aggregator = aggregator};
+  return OF(mlfab__plan_entry, .kind = MLFAB__TRANSFER_PULL, .worker = worker, .id = id,
+            .group = group, .aggregator = aggregator);
 }
 
 static void send_plan(const mlfab__plan_entry *entries, uint32_t n) {
@@ -122,16 +119,10 @@ static int push(uint32_t worker, uint64_t offset, uint32_t bytes, uint64_t progr
   static uint64_t values[EAGER / 8];
   mlfab__segment segment = {offset, bytes};
   uint64_t version = UINT64_MAX;
-  mlfab__push p = {.seq = s.peers[worker].ack.top + 1,
-                   .members = 1,
-                   .generation = s.peers[worker].ack.generation,
-                   .eager = bytes,
-                   .progress = progress,
-                   .bytes = bytes,
-                   .scale = 1.0,
-                   .parts = 1,
-                   .segments = 1,
-                   .versions = 1};
+  mlfab__push p =
+      OF(mlfab__push, .seq = s.peers[worker].ack.top + 1, .members = 1,
+         .generation = s.peers[worker].ack.generation, .eager = bytes, .progress = progress,
+         .bytes = bytes, .scale = 1.0, .parts = 1, .segments = 1, .versions = 1);
   memset(values, 0x3f, sizeof values); /* floats near 0.75 */
   s.peers[worker].ack.top++;
   seam_bulk(&s, worker, MLFAB__PUSH, mlfab__encode_push(s.meta, &p, &segment, &version), values,

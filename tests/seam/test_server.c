@@ -49,15 +49,8 @@ static void start(const mlfab__define *d) {
 /* --- what workers send --- */
 
 static mlfab__push update(uint64_t seq, uint64_t progress, uint32_t eager, uint64_t bytes) {
-  return (mlfab__push){.seq = seq,
-                       .members = 1,
-                       .eager = eager,
-                       .progress = progress,
-                       .bytes = bytes,
-                       .scale = 1.0,
-                       .parts = 1,
-                       .segments = bytes > 0,
-                       .versions = 1};
+  return OF(mlfab__push, .seq = seq, .members = 1, .eager = eager, .progress = progress,
+            .bytes = bytes, .scale = 1.0, .parts = 1, .segments = bytes > 0, .versions = 1);
 }
 
 /* Announces an update; `bulk`: its first bytes. */

@@ -14,19 +14,8 @@
 #include <float.h>
 #include <math.h>
 
-enum {
-  RANK = 1,
-  WORKERS = 3,
-  SERVERS_MAX = 4,
-  TENSORS = 5,
-  ELEMENTS_MAX = 6000,
-  FLAT_MAX = 46000,
-  PUSHES_MAX = 64,
-  SLICES = 12,
-  SEED = 77,
-  ALL = (1 << TENSORS) - 1,
-  BEAT_NS = 100000000
-};
+enum { RANK = 1, WORKERS = 3, SERVERS_MAX = 4, TENSORS = 5, ELEMENTS_MAX = 6000, FLAT_MAX = 46000 };
+enum { PUSHES_MAX = 64, SLICES = 12, SEED = 77, ALL = (1 << TENSORS) - 1, BEAT_NS = 100000000 };
 
 typedef struct update { /* as its servers must see it */
   mlfab_request request;
@@ -86,16 +75,9 @@ static void prepare(uint32_t servers, uint32_t chunk, uint32_t eager) {
   talk_init();
   t->ack.eager_bytes = eager;
   t->greeting = greeting;
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_WORKER,
-                            .rank = RANK,
-                            .workers = WORKERS,
-                            .servers = servers,
-                            .dedicated = 1,
-                            .chunk_bytes = chunk,
-                            .merge_max = 8,
-                            .heartbeat_ns = BEAT_NS,
-                            .seed = SEED});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .rank = RANK, .workers = WORKERS,
+                   .servers = servers, .dedicated = 1, .chunk_bytes = chunk, .merge_max = 8,
+                   .heartbeat_ns = BEAT_NS, .seed = SEED));
   t->ack.eager_bytes = eager;
   for (uint32_t i = 0; i < TENSORS; i++)
     CALL(TENSOR_ADD, .tensor = 10 * i, .dtype = shapes[i].dtype, .count = shapes[i].count);
@@ -204,11 +186,8 @@ static int take(uint32_t server) {
                                   (push = *m, 1));
     x = &parts[server][push.seq];
     assert_int_equal(x->open, 0);
-    *x = (part){.open = 1,
-                .packed = (push.flags & MLFAB__PUSH_PACKED) != 0,
-                .bytes = push.bytes,
-                .granted = push.eager,
-                .nsegments = push.segments};
+    *x = OF(part, .open = 1, .packed = (push.flags & MLFAB__PUSH_PACKED) != 0, .bytes = push.bytes,
+            .granted = push.eager, .nsegments = push.segments);
     memcpy(x->segments, t->segments, push.segments * sizeof *x->segments);
   } else {
     HEAR(SERVER(server), CHUNK, chunk,

@@ -10,12 +10,8 @@ static const mlfab_buf all = {0, 0, weights, COUNT};
 /* A worker beside two servers pushes and pulls; the link to one of them breaks in between. */
 SCENE(test_worker) {
   talk_init();
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .rank = 2,
-                            .workers = 4,
-                            .servers = 2,
-                            .eager_bytes = 4096,
-                            .chunk_bytes = 16384});
+  talk_open(&SIZED(mlfab_config, .rank = 2, .workers = 4, .servers = 2, .eager_bytes = 4096,
+                   .chunk_bytes = 16384));
   CALL(TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT);
   talk_stand(&(mlfab_model_options){.size = sizeof(mlfab_model_options), .slices = 2});
   t->hold_sent = 1;
@@ -54,12 +50,8 @@ static void serve(int rank) {
   uint8_t list[MLFAB__TENSOR_INFO_BYTES];
   mlfab__encode_tensor_info(list, &tensor);
   talk_init();
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_SERVER,
-                            .rank = rank,
-                            .workers = 3,
-                            .servers = 2,
-                            .dedicated = 1});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SERVER, .rank = rank, .workers = 3,
+                   .servers = 2, .dedicated = 1));
   for (uint32_t w = 0; w < 3; w++)
     SAY_BULK(WORKER(w), DEFINE, define, list, sizeof list, .ask = 1, .tensors = 1,
              .options = {.slices = 2});
@@ -91,11 +83,8 @@ SCENE(test_server) {
 SCENE(test_scheduler) {
   talk_init();
   t->by_hand = 1;
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_SCHEDULER,
-                            .workers = 3,
-                            .servers = 2,
-                            .scheduler = MLFAB_SCHEDULER_OWN});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SCHEDULER, .workers = 3, .servers = 2,
+                   .scheduler = MLFAB_SCHEDULER_OWN));
   HEAR(GATE, JOIN, join, m->roles == MLFAB_ROLE_SCHEDULER && m->workers == 3);
   talk_say_welcome();
   for (uint32_t s = 0; s < 2; s++) {

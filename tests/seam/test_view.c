@@ -121,11 +121,8 @@ static void start(uint32_t tags, uint32_t sync) {
   options.sync = sync;
   talk_init();
   t->as_is = 1;
-  talk_open(&(mlfab_config){.size = sizeof(mlfab_config),
-                            .roles = MLFAB_ROLE_WORKER,
-                            .servers = SERVERS,
-                            .dedicated = 1,
-                            .eager_bytes = 8192});
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .servers = SERVERS, .dedicated = 1,
+                   .eager_bytes = 8192));
   share(&table);
   for (uint32_t i = 0; i < 3; i++)
     CALL(TENSOR_ADD, .tensor = i, .dtype = (int32_t)infos[i].dtype, .count = infos[i].count);
@@ -153,12 +150,8 @@ static mlfab_request ask_for(const uint32_t *tensors, uint32_t n, int code) {
   for (uint32_t i = 0; i < n; i++) bufs[i] = (mlfab_buf){tensors[i], 0, NULL, counts[tensors[i]]};
   memset(&out, 0, sizeof out);
   out.size = sizeof out;
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_PULL_VIEW,
-                           .bufs = bufs,
-                           .n = n,
-                           .info_p = &out,
-                           .options = &options};
+  const mlfab_call call = SIZED(mlfab_call, .kind = MLFAB_CALL_PULL_VIEW, .bufs = bufs, .n = n,
+                                .info_p = &out, .options = &options);
   int got = mlfab_node_submit(t->node, &call, t->now, &request);
   assert_true(got == 0 || got == code);
   talk_run();
@@ -252,10 +245,8 @@ static void look(const uint32_t *tensors, uint32_t n) {
 
 static void give_up(void) {
   const uint32_t before[SERVERS] = {servers[0].cancels, servers[1].cancels};
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_VIEW_RELEASE,
-                           .count = out.id,
-                           .data = (void *)(uintptr_t)out.parts};
+  const mlfab_call call = SIZED(mlfab_call, .kind = MLFAB_CALL_VIEW_RELEASE, .count = out.id,
+                                .data = (void *)(uintptr_t)out.parts);
   assert_int_equal(mlfab_node_submit(t->node, &call, t->now, NULL), 0);
   talk_run();
   listen();

@@ -471,11 +471,9 @@ SCENE(test_withdraw_durable) {
   mlfab_config config = world(MLFAB_SCHEDULER_OWN);
   config.replicas = 1;
   begin_with(&config, NULL);
-  mlfab_request request =
-      push_with(MLFAB_ALL, &(mlfab_push_options){.size = sizeof(mlfab_push_options),
-                                                 .scale = 1,
-                                                 .ack = MLFAB_ACK_DURABLE,
-                                                 .timeout_ns = 1500000000});
+  mlfab_request request = push_with(
+      MLFAB_ALL,
+      &SIZED(mlfab_push_options, .scale = 1, .ack = MLFAB_ACK_DURABLE, .timeout_ns = 1500000000));
   for (uint32_t s = 0; s < SERVERS; s++)
     HEAR_PUSH(SERVER(s), m->flags == (MLFAB__PUSH_PLANNED | MLFAB__PUSH_DURABLE));
   talk_wait(1500000000);

@@ -7,33 +7,17 @@
 
 #include "tests/seam/talk.h"
 
-enum {
-  RANK = 1,
-  WORKERS = 5,
-  SERVERS = 2,
-  SHARD = 65536,
-  BYTES = SHARD * SERVERS,
-  CHUNK = 12288,
-  LENT = 5,
-  EAGER = 8192,
-  SLICE = 4096
-};
+enum { RANK = 1, WORKERS = 5, SERVERS = 2, SHARD = 65536, BYTES = SHARD * SERVERS, CHUNK = 12288 };
+enum { LENT = 5, EAGER = 8192, SLICE = 4096 };
 #define BEAT 1000000000u
 
 static uint8_t weights[BYTES];
 static uint64_t u; /* number of the update that was announced last */
 
 static mlfab_config world(uint32_t scheduler) {
-  return (mlfab_config){.size = sizeof(mlfab_config),
-                        .roles = MLFAB_ROLE_WORKER,
-                        .rank = RANK,
-                        .workers = WORKERS,
-                        .servers = SERVERS,
-                        .dedicated = 1,
-                        .scheduler = scheduler,
-                        .chunk_bytes = CHUNK,
-                        .eager_bytes = EAGER,
-                        .heartbeat_ns = BEAT};
+  return SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .rank = RANK, .workers = WORKERS,
+               .servers = SERVERS, .dedicated = 1, .scheduler = scheduler, .chunk_bytes = CHUNK,
+               .eager_bytes = EAGER, .heartbeat_ns = BEAT);
 }
 
 /* Opens the worker with a model of 32 slices. Loans are reported by hand. */
@@ -70,12 +54,11 @@ static inline int close_worker(void **state) {
 }
 
 static inline mlfab_buf buffer(uint32_t tensor, void *data) {
-  return (mlfab_buf){.tensor = tensor,
-                     .data = data,
-                     .count = tensor == MLFAB_ALL ? BYTES / 4
-                              : tensor == 0       ? SHARD / 4
-                              : tensor == 1       ? 512
-                                                  : SHARD / 4 - 512};
+  return OF(mlfab_buf, .tensor = tensor, .data = data,
+            .count = tensor == MLFAB_ALL ? BYTES / 4
+                     : tensor == 0       ? SHARD / 4
+                     : tensor == 1       ? 512
+                                         : SHARD / 4 - 512);
 }
 
 static inline mlfab_request push_with(uint32_t tensor, const mlfab_push_options *options) {

@@ -196,31 +196,22 @@ static void work_feed(work *w, mlfab_io_event event) {
 
 static void work_say_on(work *w, uint32_t link, uint32_t p, uint8_t type, uint32_t meta_bytes,
                         const void *bulk, uint32_t bulk_bytes) {
-  mlfab__header header = {.type = type,
-                          .meta_bytes = meta_bytes,
-                          .bulk_bytes = bulk_bytes,
-                          .job = mlfab__hash(0, "mlfab", 5),
-                          .epoch = 1,
-                          .sender = p,
-                          .incarnation = w->peers[p].incarnation};
+  mlfab__header header = OF(mlfab__header, .type = type, .meta_bytes = meta_bytes,
+                            .bulk_bytes = bulk_bytes, .job = mlfab__hash(0, "mlfab", 5), .epoch = 1,
+                            .sender = p, .incarnation = w->peers[p].incarnation);
   mlfab__wire_seal(w->head, &header, bulk);
-  work_feed(w, (mlfab_io_event){.kind = MLFAB_IO_FRAME,
-                                .link = link,
-                                .head = w->head,
-                                .head_bytes = MLFAB_HEADER_BYTES + meta_bytes,
-                                .bulk = bulk,
-                                .bulk_bytes = bulk_bytes});
+  work_feed(
+      w, OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = link, .head = w->head,
+            .head_bytes = MLFAB_HEADER_BYTES + meta_bytes, .bulk = bulk, .bulk_bytes = bulk_bytes));
 }
 
 /* --- what servers answer --- */
 
 static uint32_t work_dial(work *w, uint64_t token) {
   uint32_t link = ++w->links;
-  work_feed(w, (mlfab_io_event){.kind = MLFAB_IO_UP,
-                                .link = link,
-                                .token = token,
-                                .caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_CHECKED | MLFAB_CAP_GHOST |
-                                        MLFAB_CAP_PROBE});
+  work_feed(w,
+            OF(mlfab_io_event, .kind = MLFAB_IO_UP, .link = link, .token = token,
+               .caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_CHECKED | MLFAB_CAP_GHOST | MLFAB_CAP_PROBE));
   return link;
 }
 
@@ -228,10 +219,9 @@ static void work_welcome(work *w) {
   static uint8_t infos[4096] __attribute__((aligned(8)));
   uint32_t bytes = 0;
   for (uint32_t s = 0; s < w->config.servers; s++) {
-    mlfab__member_info info = {.node = work_server(w, s),
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = s + 1,
-                               .nonce = 100 + s};
+    mlfab__member_info info =
+        OF(mlfab__member_info, .node = work_server(w, s), .roles = MLFAB_ROLE_SERVER,
+           .incarnation = s + 1, .nonce = 100 + s);
     snprintf(info.addresses, sizeof info.addresses, "seam:%u", work_server(w, s));
     bytes += mlfab__encode_member_info(infos + bytes, (uint32_t)sizeof infos - bytes, &info);
   }
@@ -241,14 +231,11 @@ static void work_welcome(work *w) {
 }
 
 static void work_greet(work *w, uint32_t p, uint32_t kind) {
-  mlfab__hello_ack ack = {.server = p - w->config.workers,
-                          .eager_bytes = 1 << 18,
-                          .generation = 1,
-                          .kind = kind,
-                          .model_stands = w->peers[p].define.ask != 0,
-                          .epoch = 1,
-                          .stopped = kind == MLFAB__ACK_STOP ? w->stop_attempt : 0,
-                          .nonce = 100 + p - w->config.workers};
+  mlfab__hello_ack ack =
+      OF(mlfab__hello_ack, .server = p - w->config.workers, .eager_bytes = 1 << 18, .generation = 1,
+         .kind = kind, .model_stands = w->peers[p].define.ask != 0, .epoch = 1,
+         .stopped = kind == MLFAB__ACK_STOP ? w->stop_attempt : 0,
+         .nonce = 100 + p - w->config.workers);
   w->peers[p].greeted = 1;
   work_say_on(w, w->peers[p].link, p, MLFAB__HELLO_ACK, mlfab__encode_hello_ack(w->meta, &ack),
               NULL, 0);
@@ -408,11 +395,8 @@ static void work_init(work *w, uint32_t workers, uint32_t servers) {
 static void work_open(work *w) {
   mlfab_error error;
   w->config.silent_death_ns = w->config.timeout_ns = 1000000 * w->config.heartbeat_ns;
-  w->env = (mlfab_env){.size = sizeof w->env,
-                       .user = w,
-                       .allocate = work_allocate,
-                       .release = work_release,
-                       .log = work_log};
+  w->env = SIZED(mlfab_env, .user = w, .allocate = work_allocate, .release = work_release,
+                 .log = work_log);
   w->config.env = &w->env;
   if (mlfab_node_open(&w->config, "seam:99", w->now, &w->node, &error)) fail_msg("%s", error.text);
   for (uint32_t s = 0; s < w->config.servers; s++) w->peers[work_server(w, s)].incarnation = s + 1;
@@ -429,11 +413,8 @@ static void work_model(work *w, const mlfab__tensor_info *tensors, uint32_t n,
   for (uint32_t i = 0; i <= n; i++) {
     mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_MODEL_START, .options = options};
     if (i < n)
-      call = (mlfab_call){.size = sizeof call,
-                          .kind = MLFAB_CALL_TENSOR_ADD,
-                          .tensor = tensors[i].id,
-                          .dtype = (int32_t)tensors[i].dtype,
-                          .count = tensors[i].count};
+      call = SIZED(mlfab_call, .kind = MLFAB_CALL_TENSOR_ADD, .tensor = tensors[i].id,
+                   .dtype = (int32_t)tensors[i].dtype, .count = tensors[i].count);
     assert_int_equal(mlfab_node_submit(w->node, &call, w->now, &request), 0);
   }
   work_settle(w);
