@@ -44,6 +44,15 @@ static inline void scene_add(struct CMUnitTest test) {
 #define OF(type, ...) ((type){__VA_ARGS__})
 #define SIZED(type, ...) ((type){.size = sizeof(type), __VA_ARGS__})
 
+/* A frame of this type is decoded as m, and handled. */
+#define ON_FRAME(type, meta, bytes, TYPE, name, ...)           \
+  do {                                                         \
+    mlfab__##name m_, *m = &m_;                                \
+    if ((type) != MLFAB__##TYPE) break;                        \
+    assert_int_equal(mlfab__decode_##name(meta, bytes, m), 0); \
+    __VA_ARGS__;                                               \
+  } while (0)
+
 /* MLFAB_TEST=test_a*: only the scenes with these names. */
 int main(void) {
   cmocka_set_test_filter(getenv("MLFAB_TEST"));

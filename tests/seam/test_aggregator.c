@@ -188,38 +188,17 @@ static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
 
 static void hear(work *w, const work_heard *heard) {
   fixture *f = w->user;
-  const uint8_t *meta = heard->meta;
-  uint32_t bytes = heard->meta_bytes;
-  mlfab__hop_grant grant;
-  mlfab__group_fail fail;
-  mlfab__forward forward;
-  mlfab__spread_fail spread_fail;
-  mlfab__hop_model model;
-  switch (heard->type) {
-    case MLFAB__HOP_GRANT:
-      assert_int_equal(mlfab__decode_hop_grant(meta, bytes, &grant), 0);
-      on_grant(f, heard->peer, &grant);
-      break;
-    case MLFAB__GROUP_FAIL:
-      assert_int_equal(mlfab__decode_group_fail(meta, bytes, &fail), 0);
-      on_fail(f, heard->peer - WORKERS, &fail);
-      break;
-    case MLFAB__FORWARD:
-      assert_int_equal(mlfab__decode_forward(meta, bytes, &forward), 0);
-      on_forward(f, heard->peer - WORKERS, &forward, heard);
-      break;
-    case MLFAB__SPREAD_FAIL:
-      assert_int_equal(mlfab__decode_spread_fail(meta, bytes, &spread_fail), 0);
-      on_spread_fail(f, &spread_fail);
-      break;
-    case MLFAB__HOP_MODEL:
-      assert_int_equal(mlfab__decode_hop_model(meta, bytes, &model), 0);
-      on_model(f, heard->peer, &model, heard);
-      break;
-    default:
-      assert_true(heard->type == MLFAB__HEARTBEAT || heard->type == MLFAB__HELLO ||
-                  heard->type == MLFAB__DEFINE || heard->type == MLFAB__STOP);
-  }
+  uint32_t type = heard->type, server = heard->peer - WORKERS;
+#define ON(...) ON_FRAME(type, heard->meta, heard->meta_bytes, __VA_ARGS__)
+  ON(HOP_GRANT, hop_grant, on_grant(f, heard->peer, m));
+  ON(GROUP_FAIL, group_fail, on_fail(f, server, m));
+  ON(FORWARD, forward, on_forward(f, server, m, heard));
+  ON(SPREAD_FAIL, spread_fail, on_spread_fail(f, m));
+  ON(HOP_MODEL, hop_model, on_model(f, heard->peer, m, heard));
+  static const uint8_t types[] = {MLFAB__HOP_GRANT,   MLFAB__GROUP_FAIL, MLFAB__FORWARD,
+                                  MLFAB__SPREAD_FAIL, MLFAB__HOP_MODEL,  MLFAB__HEARTBEAT,
+                                  MLFAB__HELLO,       MLFAB__DEFINE,     MLFAB__STOP};
+  assert_non_null(memchr(types, (int)type, sizeof types));
 }
 
 /* --- begin and end --- */
@@ -461,17 +440,10 @@ static uint64_t random_upto(fixture *f, const group *g) {
 /* One thing that may happen to a group. */
 static void step_group(fixture *f, group *g) {
   uint32_t k = (uint32_t)below(f, g->n);
-  switch (below(f, 5)) {
-    case 0:
-      if (!g->failed && below(f, 2) == 0) tell_release(f, g, random_upto(f, g));
-      break;
-    case 1:
-      take(f, g->server);
-      break;
-    default:
-      send_some(f, g, k, 8 * (1 + below(f, below(f, 2) ? 64 : 600)));
-      break;
-  }
+  uint64_t what = below(f, 5);
+  if (what == 0 && !g->failed && below(f, 2) == 0) tell_release(f, g, random_upto(f, g));
+  if (what == 1) take(f, g->server);
+  if (what > 1) send_some(f, g, k, 8 * (1 + below(f, below(f, 2) ? 64 : 600)));
   if (f->w.nlent > 0 && below(f, 2) == 0)
     work_give_back(&f->w, (uint32_t)below(f, f->w.nlent), below(f, 4) == 0);
   if (g->failed ? below(f, 4) == 0 : complete(g)) finish_group(f, g);
@@ -543,27 +515,15 @@ static void lose_server(fixture *f, uint32_t server) {
 
 static void trouble(fixture *f, group *g) {
   uint32_t m = (uint32_t)below(f, MEMBERS);
-  switch (below(f, 1200)) {
-    case 0:
-      blame(f, m);
-      work_lose(&f->w, m);
-      break;
-    case 1:
-      blame(f, WORK_NOBODY);
-      f->w.now += 3 * BEAT;
-      work_tick(&f->w);
-      break;
-    case 2:
-      if (g->used) end_group(f, g);
-      break;
-    case 3:
-      blame(f, WORK_NOBODY); /* it takes time until the server is back */
-      lose_server(f, m % SERVERS);
-      break;
-    default:
-      if (peer(f, m)->link == 0 && below(f, 20) == 0) work_meet(&f->w, m, 1);
-      break;
-  }
+  uint64_t what = below(f, 1200);
+  if (what == 0) blame(f, m);
+  if (what == 0) work_lose(&f->w, m);
+  if (what == 1 || what == 3) blame(f, WORK_NOBODY); /* it takes time until the server is back */
+  if (what == 1) f->w.now += 3 * BEAT;
+  if (what == 1) work_tick(&f->w);
+  if (what == 2 && g->used) end_group(f, g);
+  if (what == 3) lose_server(f, m % SERVERS);
+  if (what > 3 && peer(f, m)->link == 0 && below(f, 20) == 0) work_meet(&f->w, m, 1);
 }
 
 /* The same with members that die, reconnect, fall silent or send values that are not finite, and with servers that end groups

@@ -595,23 +595,11 @@ SCENE(test_calls) {
 /* Something that fails. Workers 0 and 1 are spared. */
 static void spoil(void) {
   uint32_t i = 2 + chance(crowd.n - 2);
-  switch (chance(5)) {
-    case 0:
-      kill_worker(i);
-      break;
-    case 1:
-      if (!crowd.nodes[i].node) revive_worker(i);
-      break;
-    case 2: /* a new process, at once */
-      revive_worker(i);
-      break;
-    case 3:
-      cancel(chance(crowd.n));
-      break;
-    default:
-      i = chance(crowd.n);
-      if (can_call(i)) (void)begin(i, NULL, 1 + chance(CROWD_BEAT));
-  }
+  uint32_t what = chance(5), any = chance(crowd.n);
+  if (what == 0) kill_worker(i);
+  if (what == 2 || (what == 1 && !crowd.nodes[i].node)) revive_worker(i); /* 2: at once */
+  if (what == 3) cancel(any);
+  if (what == 4 && can_call(any)) (void)begin(any, NULL, 1 + chance(CROWD_BEAT));
 }
 
 /* All who live through it see every failure once: the same numbers of the same program follow, and nothing differs in

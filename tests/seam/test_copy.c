@@ -498,28 +498,16 @@ static int spoil(stream *s) {
   mlfab__checkpoint_bytes bytes = {.kind = 0};
   if (l->head.type == MLFAB__RECORD_IMAGE)
     assert_int_equal(mlfab__decode_checkpoint_bytes(l->meta, l->meta_bytes, &bytes), 0);
-  switch (below(6)) {
-    case 0:
-      l->head.index++;
-      return 1;
-    case 1:
-      l->head.type++;
-      return 1;
-    case 2:
-      l->meta_bytes--;
-      return 1;
-    case 3: /* a sum may have gaps */
-      if (l->bulk_bytes == 0 || bytes.kind == MLFAB__IMAGE_SUM) return 0;
-      l->bulk_bytes--;
-      return 1;
-    case 4: /* it is missing */
-      memmove(l, l + 1, (--s->n - i) * sizeof *l);
-      return i < s->n;
-    default: /* it comes twice */
-      if (i + 1 == s->n) return 0;
-      s->letters[i + 1] = *l;
-      return 1;
-  }
+  uint32_t what = below(6);
+  if (what == 3 && (l->bulk_bytes == 0 || bytes.kind == MLFAB__IMAGE_SUM)) return 0; /* has gaps */
+  if (what == 5 && i + 1 == s->n) return 0;
+  if (what == 0) l->head.index++;
+  if (what == 1) l->head.type++;
+  if (what == 2) l->meta_bytes--;
+  if (what == 3) l->bulk_bytes--;
+  if (what == 4) memmove(l, l + 1, (--s->n - i) * sizeof *l);
+  if (what == 5) s->letters[i + 1] = *l;
+  return i < s->n;
 }
 
 /* Feeds a stream, at which the copy may hang up. */

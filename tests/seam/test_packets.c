@@ -108,26 +108,17 @@ static void hear_model(node *n, const seam_heard *heard, const mlfab__model *m) 
 static void hear(seam *s, const seam_heard *heard) {
   node *n = (node *)s;
   mlfab__grant grant = {0};
-  mlfab__model m;
-  if (heard->type == MLFAB__GRANT)
-    assert_int_equal(mlfab__decode_grant(heard->meta, heard->meta_bytes, &grant), 0);
-  if (heard->type == MLFAB__PUSH_ACK) {
-    assert_int_equal(mlfab__decode_push_ack(heard->meta, heard->meta_bytes, &n->ack), 0);
-    n->acks++;
-  }
+#define ON(...) ON_FRAME(heard->type, heard->meta, heard->meta_bytes, __VA_ARGS__)
+  ON(GRANT, grant, grant = *m);
+  ON(PUSH_ACK, push_ack, (n->ack = *m, n->acks++));
+  ON(PULL_FAIL, pull_fail, (n->fail = *m, n->fails++));
+  ON(MODEL, model, hear_model(n, heard, m));
   for (uint32_t i = 0; i < FLIGHT; i++) {
     sending *out = &n->out[i];
     if (!out->used || out->worker != heard->peer) continue;
     if (heard->type == MLFAB__GRANT && out->seq == grant.seq) out->granted = grant.upto;
     if (heard->type == MLFAB__PUSH_ACK && out->seq == n->ack.seq) out->used = 0;
   }
-  if (heard->type == MLFAB__PULL_FAIL) {
-    assert_int_equal(mlfab__decode_pull_fail(heard->meta, heard->meta_bytes, &n->fail), 0);
-    n->fails++;
-  }
-  if (heard->type != MLFAB__MODEL) return;
-  assert_int_equal(mlfab__decode_model(heard->meta, heard->meta_bytes, &m), 0);
-  hear_model(n, heard, &m);
 }
 
 /* Reads the model into n->model, with the versions of its slices. */
@@ -341,6 +332,16 @@ static void push_packed(node *n, uint32_t worker, const change *u, uint32_t eage
   announce(n, s, u, MLFAB__PUSH_PACKED, (uint32_t)cut(s, mlfab__min(eager, s->bytes)));
 }
 
+/* Bytes that come at once: a part of the worker's credit. */
+static uint32_t some_eager(const node *n, uint32_t worker, mlfab__rng *prng, uint32_t part) {
+  return (uint32_t)mlfab__rng_below(prng, n->s.peers[worker].ack.eager_bytes / part);
+}
+
+static void push_any(node *n, uint32_t worker, const change *u, mlfab__rng *prng, uint32_t part) {
+  uint32_t eager = some_eager(n, worker, prng, part);
+  (mlfab__rng_below(prng, 2) ? push_dense : push_packed)(n, worker, u, eager);
+}
+
 /* Sends one frame of granted bytes; returns 0 when there is none. */
 static int send_some(node *n, mlfab__rng *prng) {
   uint32_t from = (uint32_t)mlfab__rng_below(prng, FLIGHT);
@@ -450,8 +451,8 @@ SCENE(test_updates) {
       w = rounds ? i % W : (uint32_t)mlfab__rng_below(&prng, W);
       change_make(&a->layout, &prng, &u, 0);
       if (rounds && !mlfab__rng_below(&prng, 4)) u.scale = 0.5;
-      push_packed(a, w, &u, (uint32_t)mlfab__rng_below(&prng, a->s.peers[w].ack.eager_bytes / 4));
-      push_dense(b, w, &u, (uint32_t)mlfab__rng_below(&prng, a->s.peers[w].ack.eager_bytes / 4));
+      push_packed(a, w, &u, some_eager(a, w, &prng, 4));
+      push_dense(b, w, &u, some_eager(a, w, &prng, 4));
       if ((rounds && w == W - 1) || in_flight(a) == FLIGHT || in_flight(b) == FLIGHT ||
           mlfab__rng_below(&prng, 3) == 0) {
         drain(a, &at_a);
@@ -488,12 +489,7 @@ SCENE(test_broken_links) {
       if (what > 0 && what < 6 && !send_some(n, &prng)) tick(n);
       if (what < 6 || in_flight(n) == FLIGHT) continue;
       change_make(layout, &prng, &u, 0);
-      uint32_t eager = (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / FLIGHT);
-      if (what == 6) {
-        push_packed(n, w, &u, eager);
-      } else {
-        push_dense(n, w, &u, eager);
-      }
+      push_any(n, w, &u, &prng, FLIGHT);
       pushed++;
       literal_apply(layout, &u.shape, sum, u.update.dense, u.scale);
     }
@@ -635,37 +631,16 @@ SCENE(test_caches) {
     for (uint32_t step = 0; step < 400; step++) {
       uint32_t w = (uint32_t)mlfab__rng_below(&prng, READER);
       cache *c = &caches[w];
-      switch (mlfab__rng_below(&prng, 8)) {
-        case 0:
-          if (in_flight(n) == FLIGHT) break;
-          change_make(&n->layout, &prng, &u, 0);
-          w = pushes++ % W; /* complete the open round */
-          if (mlfab__rng_below(&prng, 2)) {
-            push_dense(n, w, &u,
-                       (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / 4));
-          } else {
-            push_packed(n, w, &u,
-                        (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / 4));
-          }
-          break;
-        case 1:
-          if (c->request == 0 && c->count == 0) cache_ask(n, w, c, &prng, 0);
-          break;
-        case 2:
-        case 3:
-          send_some(n, &prng);
-          break;
-        case 4:
-          tick(n);
-          break;
-        case 5:
-        case 6:
-          cache_receive(n, w, c);
-          break;
-        default:
-          if (c->count > 0) cache_take(n, w, c);
-          break;
+      uint64_t what = mlfab__rng_below(&prng, 8);
+      if (what == 0 && in_flight(n) < FLIGHT) {
+        change_make(&n->layout, &prng, &u, 0);
+        push_any(n, pushes++ % W, &u, &prng, 4); /* to complete the open round */
       }
+      if (what == 1 && c->request == 0 && c->count == 0) cache_ask(n, w, c, &prng, 0);
+      if (what == 2 || what == 3) send_some(n, &prng);
+      if (what == 4) tick(n);
+      if (what == 5 || what == 6) cache_receive(n, w, c);
+      if (what == 7 && c->count > 0) cache_take(n, w, c);
     }
     while (pushes % W != 0) { /* rounds wait for all workers */
       if (in_flight(n) == FLIGHT) drain(n, &prng);
@@ -802,12 +777,9 @@ SCENE(test_filter) {
       for (uint32_t w = 0; w < (rounds ? W : 1); w++) {
         if (w > 0)
           memset(u.update.dense, 0, layout->bytes); /* so the sum equals the first update */
-        if (w > 0 || mlfab__rng_below(&prng, 2)) {
-          push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes));
-        } else {
-          push_packed(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes));
-        }
+        if (w > 0) push_dense(n, w, &u, some_eager(n, w, &prng, 1));
         if (w > 0) continue;
+        push_any(n, w, &u, &prng, 1);
         mlfab__optimizer_step step = {1.0, 1, 0};
         for (uint32_t k = 0; k < layout->ntensors; k++) {
           const mlfab__tensor *t = &layout->tensors[k];

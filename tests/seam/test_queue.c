@@ -343,39 +343,36 @@ static void clear(uint32_t at) {
   for (int i = 0; i < SUMS; i++) free_sum(&w.peers[at].sums[i]);
 }
 
+static void announced(const mlfab__announce *a) {
+  for (uint32_t i = 0; i < w.nwaiting; i++)
+    if (w.waiting[i].worker == a->worker && w.waiting[i].id == a->id)
+      w.waiting[i] = w.waiting[--w.nwaiting];
+  assert_true(w.nwaiting < PEERS * PENDING);
+  w.waiting[w.nwaiting++] = *a;
+}
+
+static void shown(const mlfab__model *m, const seam_heard *heard) {
+  if (heard->bulk) memcpy(w.model + m->offset, heard->bulk, heard->bulk_bytes);
+  assert_true(w.ntokens < 64);
+  if (heard->token) w.tokens[w.ntokens++] = heard->token;
+  w.read = (m->flags & MLFAB__MODEL_LAST) != 0;
+}
+
 static void hear(seam *of, const seam_heard *heard) {
   (void)of;
-  mlfab__announce a;
-  mlfab__model m;
-  if (heard->type == MLFAB__ANNOUNCE) {
-    assert_int_equal(mlfab__decode_announce(heard->meta, heard->meta_bytes, &a), 0);
-    for (uint32_t i = 0; i < w.nwaiting; i++) {
-      if (w.waiting[i].worker == a.worker && w.waiting[i].id == a.id)
-        w.waiting[i] = w.waiting[--w.nwaiting];
-    }
-    assert_true(w.nwaiting < PEERS * PENDING);
-    w.waiting[w.nwaiting++] = a;
-  } else if (heard->type == MLFAB__REPORT) {
-    assert_int_equal(mlfab__decode_report(heard->meta, heard->meta_bytes, &w.report), 0);
-  } else if (heard->type == MLFAB__MODEL) {
-    assert_int_equal(mlfab__decode_model(heard->meta, heard->meta_bytes, &m), 0);
-    if (heard->bulk) memcpy(w.model + m.offset, heard->bulk, heard->bulk_bytes);
-    assert_true(w.ntokens < 64);
-    if (heard->token) w.tokens[w.ntokens++] = heard->token;
-    w.read = (m.flags & MLFAB__MODEL_LAST) != 0;
-  } else if (heard->peer < PEERS && heard->type != MLFAB__HEARTBEAT) {
-    mlfab__push_ack ack;
-    if (heard->type == MLFAB__PUSH_ACK) {
-      assert_int_equal(mlfab__decode_push_ack(heard->meta, heard->meta_bytes, &ack), 0);
-      if (ack.code == 0) w.version = ack.version;
-    }
-    peer *p = &w.peers[heard->peer];
-    message *to = &p->inbox[p->end++ % INBOX];
-    assert_true(p->end - p->begin <= INBOX && heard->meta_bytes <= sizeof to->meta);
-    to->type = heard->type;
-    to->bytes = heard->meta_bytes;
-    memcpy(to->meta, heard->meta, heard->meta_bytes);
-  }
+#define ON_HEARD(...) ON_FRAME(heard->type, heard->meta, heard->meta_bytes, __VA_ARGS__)
+  ON_HEARD(ANNOUNCE, announce, announced(m));
+  ON_HEARD(REPORT, report, w.report = *m);
+  ON_HEARD(MODEL, model, shown(m, heard));
+  ON_HEARD(PUSH_ACK, push_ack, w.version = m->code ? w.version : m->version);
+  if (heard->peer == PEERS || heard->type == MLFAB__MODEL || heard->type == MLFAB__HEARTBEAT)
+    return;
+  peer *p = &w.peers[heard->peer];
+  message *to = &p->inbox[p->end++ % INBOX];
+  assert_true(p->end - p->begin <= INBOX && heard->meta_bytes <= sizeof to->meta);
+  to->type = heard->type;
+  to->bytes = heard->meta_bytes;
+  memcpy(to->meta, heard->meta, heard->meta_bytes);
 }
 
 static void acknowledged(peer *p, const mlfab__push_ack *ack) {
@@ -398,58 +395,40 @@ static void acknowledged(peer *p, const mlfab__push_ack *ack) {
   push_over(q);
 }
 
+static void granted(peer *p, const mlfab__grant *m) {
+  pending *q = push_find(p, m->seq);
+  if (q && m->generation == p->generation && q->aggregator == MLFAB__NO_NODE) q->granted = m->upto;
+}
+
+static void routed(peer *p, const mlfab__via *m) {
+  pending *q = push_find(p, m->seq);
+  if (!q || m->generation != p->generation) return;
+  assert_true(m->group > q->group);
+  q->group = m->group;
+  q->aggregator = m->aggregator;
+  q->sent = q->granted = 0;
+}
+
+static void released(sum *one, uint64_t upto) {
+  if (one) one->released = mlfab__max(one->released, upto);
+}
+static void ended(sum *one) {
+  if (one) free_sum(one);
+}
+
 /* The next frame of the server reaches the worker. */
 static void deliver(uint32_t at) {
   peer *p = &w.peers[at];
-  mlfab__grant grant;
-  mlfab__via via;
-  mlfab__push_ack ack;
-  mlfab__resend resend;
-  mlfab__release release;
-  mlfab__group_end end;
-  pending *q;
-  sum *one;
   if (p->begin == p->end) return;
-  const message m = p->inbox[p->begin++ % INBOX];
-  switch (m.type) {
-    case MLFAB__GRANT:
-      assert_int_equal(mlfab__decode_grant(m.meta, m.bytes, &grant), 0);
-      q = push_find(p, grant.seq);
-      if (q && grant.generation == p->generation && q->aggregator == MLFAB__NO_NODE)
-        q->granted = grant.upto;
-      break;
-    case MLFAB__VIA:
-      assert_int_equal(mlfab__decode_via(m.meta, m.bytes, &via), 0);
-      q = push_find(p, via.seq);
-      if (!q || via.generation != p->generation) break;
-      assert_true(via.group > q->group);
-      q->group = via.group;
-      q->aggregator = via.aggregator;
-      q->sent = q->granted = 0;
-      break;
-    case MLFAB__PUSH_ACK:
-      assert_int_equal(mlfab__decode_push_ack(m.meta, m.bytes, &ack), 0);
-      acknowledged(p, &ack);
-      break;
-    case MLFAB__RESEND:
-      assert_int_equal(mlfab__decode_resend(m.meta, m.bytes, &resend), 0);
-      resync(p, resend.generation, resend.top, resend.applied);
-      break;
-    case MLFAB__GROUP:
-      sum_begin(at, &m);
-      break;
-    case MLFAB__RELEASE:
-      assert_int_equal(mlfab__decode_release(m.meta, m.bytes, &release), 0);
-      if ((one = sum_find(p, release.group)) != NULL)
-        one->released = mlfab__max(one->released, release.upto);
-      break;
-    case MLFAB__GROUP_END:
-      assert_int_equal(mlfab__decode_group_end(m.meta, m.bytes, &end), 0);
-      if ((one = sum_find(p, end.group)) != NULL) free_sum(one);
-      break;
-    default:
-      break;
-  }
+  const message it = p->inbox[p->begin++ % INBOX];
+#define ON(...) ON_FRAME(it.type, it.meta, it.bytes, __VA_ARGS__)
+  ON(GRANT, grant, granted(p, m));
+  ON(VIA, via, routed(p, m));
+  ON(PUSH_ACK, push_ack, acknowledged(p, m));
+  ON(RESEND, resend, resync(p, m->generation, m->top, m->applied));
+  ON(RELEASE, release, released(sum_find(p, m->group), m->upto));
+  ON(GROUP_END, group_end, ended(sum_find(p, m->group)));
+  if (it.type == MLFAB__GROUP) sum_begin(at, &it);
 }
 
 /* --- links --- */
@@ -651,58 +630,26 @@ static void world_trouble(void) {
     cut_off(w.cut_off - 1);
     w.cut_off = 0;
   }
-  switch (draw(6000)) {
-    case 0:
-    case 1:
-      cut_off(a);
-      break;
-    case 2:
-    case 3:
-      hop_lost(a, b);
-      break;
-    case 4:
-      scheduler_turn();
-      break;
-    case 5:
-      seam_pass(&s, (1 + draw(6)) * BEAT);
-      break;
-    case 6:
-    case 7:
-      fail_some(a);
-      break;
-    default:
-      break;
-  }
+  uint64_t what = draw(6000);
+  if (what / 2 == 0) cut_off(a);
+  if (what / 2 == 1) hop_lost(a, b);
+  if (what == 4) scheduler_turn();
+  if (what == 5) seam_pass(&s, (1 + draw(6)) * BEAT);
+  if (what / 2 == 3) fail_some(a);
 }
 
 static void world_step(int quiet) {
   uint32_t at = (uint32_t)draw(PEERS);
   s.now += draw(1000);
-  switch (draw(8)) {
-    case 0:
-      if (!quiet && draw(2) == 0) push_random(at);
-      announce(at);
-      break;
-    case 1:
-    case 2:
-      for (uint64_t n = 1 + draw(6); n > 0; n--) deliver(at);
-      break;
-    case 3:
-      send_some(at);
-      break;
-    case 4:
-    case 5:
-      for (uint64_t n = 1 + draw(6); n > 0; n--) sum_step(at);
-      break;
-    case 6:
-      if (scheduler_up() && draw(w.nwaiting > 3 ? 8 : 60) == 0) plan(0);
-      if (!linked(at)) greet(at);
-      if (draw(4) == 0) w.peers[at].met[draw(PEERS)] = 1;
-      break;
-    default:
-      seam_tick(&s);
-      break;
-  }
+  uint64_t what = draw(8), times = what >= 1 && what <= 4 ? 1 + draw(6) : 0;
+  if (what == 0 && !quiet && draw(2) == 0) push_random(at);
+  if (what == 0) announce(at);
+  for (; times > 0; times--) (what < 3 ? deliver : sum_step)(at);
+  if (what == 5) send_some(at);
+  if (what == 6 && scheduler_up() && draw(w.nwaiting > 3 ? 8 : 60) == 0) plan(0);
+  if (what == 6 && !linked(at)) greet(at);
+  if (what == 6 && draw(4) == 0) w.peers[at].met[draw(PEERS)] = 1;
+  if (what == 7) seam_tick(&s);
   if (!quiet) world_trouble();
   assert_int_equal(s.drops, 0);
 }

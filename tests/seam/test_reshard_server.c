@@ -279,62 +279,49 @@ SCENE(test_all_arrives) {
 
 /* --- refused bytes --- */
 
-enum wrong {
-  TRUNCATED,
-  NO_SUCH_SLICE,
-  KEPT_SLICE,
-  NO_SUCH_KIND,
-  NO_BYTES,
-  GHOSTS,
-  GAP,
-  NEXT_KIND,
-  KIND_BEFORE,
-  TOO_FAR,
-  TOO_LONG,
-  LAST_TOO_EARLY,
-  WRONGS
-};
+static const char *const wrongs[] = {
+    "truncated", "no such slice", "kept slice",  "no such kind", "no bytes", "ghosts",
+    "gap",       "next kind",     "kind before", "too far",      "too long", "last too early"};
 
 /* Sends a part with one error in it. Returns 0 if the part cannot have that error. */
-static int send_wrong(const part *right, enum wrong wrong) {
+static int send_wrong(const part *right, const char *wrong) {
+#define IS(what) !strcmp(wrong, what)
   part bad = *right;
   mlfab__reshard_server_bytes *head = &bad.head;
   const mlfab__slice *slice = &layout.slices[head->slice];
   int sum = head->kind == MLFAB__IMAGE_SUM;
   uint32_t kept = 0;
   while (layout.slices[kept].server != 1) kept++;
-  if (wrong == NO_SUCH_SLICE) head->slice = SLICES;
-  if (wrong == KEPT_SLICE) head->slice = kept;
-  if (wrong == NO_SUCH_KIND) head->kind = MLFAB__IMAGE_SUM + 1;
-  if (wrong == NO_BYTES) bad.bytes = 0;
-  if (wrong == GAP && (sum || head->offset + 4 + bad.bytes > slice->bytes)) return 0;
-  if (wrong == GAP) head->offset += 4;
-  if (wrong == NEXT_KIND && (sum || (head->kind > 0 && head->offset == 0))) return 0;
-  if (wrong == NEXT_KIND) head->kind++, head->offset = 0;
-  if (wrong == KIND_BEFORE && (head->kind == 0 || head->offset == 0)) return 0;
-  if (wrong == KIND_BEFORE) head->kind--;
-  if ((wrong == TOO_FAR || wrong == TOO_LONG) && !sum) return 0;
-  if (wrong == TOO_FAR) head->offset = slice->bytes + BLOCK;
-  if (wrong == TOO_LONG) head->offset = slice->bytes - bad.bytes + 4;
-  if (wrong == LAST_TOO_EARLY && (head->last || head->kind >= MLFAB__IMAGE_STATE1)) return 0;
-  if (wrong == LAST_TOO_EARLY) head->last = 1;
-  say_part_as(&bad, right->head.offset, wrong == TRUNCATED, wrong == GHOSTS);
+  if (IS("no such slice")) head->slice = SLICES;
+  if (IS("kept slice")) head->slice = kept;
+  if (IS("no such kind")) head->kind = MLFAB__IMAGE_SUM + 1;
+  if (IS("no bytes")) bad.bytes = 0;
+  if (IS("gap") && (sum || head->offset + 4 + bad.bytes > slice->bytes)) return 0;
+  if (IS("gap")) head->offset += 4;
+  if (IS("next kind") && (sum || (head->kind > 0 && head->offset == 0))) return 0;
+  if (IS("next kind")) head->kind++, head->offset = 0;
+  if (IS("kind before") && (head->kind == 0 || head->offset == 0)) return 0;
+  if (IS("kind before")) head->kind--;
+  if ((IS("too far") || IS("too long")) && !sum) return 0;
+  if (IS("too far")) head->offset = slice->bytes + BLOCK;
+  if (IS("too long")) head->offset = slice->bytes - bad.bytes + 4;
+  if (IS("last too early") && (head->last || head->kind >= MLFAB__IMAGE_STATE1)) return 0;
+  if (IS("last too early")) head->last = 1;
+  say_part_as(&bad, right->head.offset, IS("truncated"), IS("ghosts"));
   return 1;
 }
 
 /* Replaces each frame by a wrong one: nothing of it is kept, and the repeated attempt succeeds. */
 SCENE(test_wrong_bytes) {
-  for (uint32_t wrong = 0; wrong < WRONGS; wrong++) {
+  for (uint32_t k = 0; k < MLFAB__COUNT(wrongs); k++) {
     uint32_t tried = 0, n = 1;
     for (uint32_t at = 0; at < n; at++) {
       open_adam(0);
       n = nparts;
       say_clock(&the_clock, 0);
       for (uint32_t i = 0; i < at; i++) say_part(i);
-      if (send_wrong(&parts[at], (enum wrong)wrong)) {
-        char what[16];
-        snprintf(what, sizeof what, "wrong %u", wrong);
-        refused(what, at);
+      if (send_wrong(&parts[at], wrongs[k])) {
+        refused(wrongs[k], at);
         tried++;
       }
       complete(2, 0);

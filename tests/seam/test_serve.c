@@ -943,24 +943,20 @@ static void world_announced(uint32_t worker, uint64_t id, int announced) {
   }
 }
 
+static void world_reported(const mlfab__report *r) {
+  if (r->kind == MLFAB__TRANSFER_PULL && r->worker != MLFAB__NO_NODE)
+    world_announced(r->worker, r->id, 0);
+}
+
 static void world_scheduler_hears(const seam_heard *heard) {
-  mlfab__announce a;
-  mlfab__report r;
-  if (heard->type == MLFAB__ANNOUNCE) {
-    assert_int_equal(mlfab__decode_announce(heard->meta, heard->meta_bytes, &a), 0);
-    world_announced(a.worker, a.id, 1);
-  } else if (heard->type == MLFAB__REPORT) {
-    assert_int_equal(mlfab__decode_report(heard->meta, heard->meta_bytes, &r), 0);
-    if (r.kind == MLFAB__TRANSFER_PULL && r.worker != MLFAB__NO_NODE)
-      world_announced(r.worker, r.id, 0);
-  }
+#define ON(...) ON_FRAME(heard->type, heard->meta, heard->meta_bytes, __VA_ARGS__)
+  ON(ANNOUNCE, announce, world_announced(m->worker, m->id, 1));
+  ON(REPORT, report, world_reported(m));
 }
 
 /* The scheduler hears a frame at once, a client when it reads. */
 static void world_hear(seam *of, const seam_heard *heard) {
   static mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
-  const uint8_t *meta = heard->meta;
-  uint32_t n = heard->meta_bytes;
   (void)of;
   if (heard->peer == W) {
     world_scheduler_hears(heard);
@@ -969,28 +965,20 @@ static void world_hear(seam *of, const seam_heard *heard) {
   client *c = &w.clients[heard->peer];
   letter *l = &c->queue[c->nqueue];
   l->type = heard->type;
-  if (heard->type == MLFAB__MODEL) {
-    assert_int_equal(mlfab__decode_model(meta, n, &model), 0);
-    bulk = (const uint32_t *)(const void *)heard->bulk;
-    bulk_bytes = heard->bulk_bytes;
-    return;
-  } else if (heard->type == MLFAB__PUSH_ACK) {
-    assert_int_equal(mlfab__decode_push_ack(meta, n, &acked), 0);
-    return;
-  } else if (heard->type == MLFAB__PULL_VIA) {
-    assert_int_equal(mlfab__decode_pull_via(meta, n, &l->via), 0);
-    w.hops[l->via.request] = l->via.aggregator;
-  } else if (heard->type == MLFAB__PULL_FAIL) {
-    assert_int_equal(mlfab__decode_pull_fail(meta, n, &l->fail), 0);
-  } else if (heard->type == MLFAB__SPREAD) {
-    assert_int_equal(mlfab__decode_spread(meta, n, &l->spread, members), 0);
+  uint32_t queued = c->nqueue + 1;
+  ON(MODEL, model, (model = *m, bulk_bytes = heard->bulk_bytes));
+  if (l->type == MLFAB__MODEL) bulk = (const uint32_t *)(const void *)heard->bulk;
+  ON(PUSH_ACK, push_ack, acked = *m);
+  ON(PULL_VIA, pull_via, (w.hops[m->request] = m->aggregator, l->via = *m, c->nqueue = queued));
+  ON(PULL_FAIL, pull_fail, (l->fail = *m, c->nqueue = queued));
+  if (l->type == MLFAB__SPREAD) {
+    assert_int_equal(mlfab__decode_spread(heard->meta, heard->meta_bytes, &l->spread, members), 0);
     assert_true(l->spread.members <= W + 2);
     memcpy(l->members, members, l->spread.members * sizeof *members);
     w.spreads[l->spread.request % IDS] = w.places[members[0].request] - 1;
-  } else {
-    return;
+    c->nqueue = queued;
   }
-  assert_true(++c->nqueue < MLFAB__COUNT(c->queue));
+  assert_true(queued < MLFAB__COUNT(c->queue));
 }
 
 /* The place of the pull that a link is offered; 0: it has none. */
@@ -1256,76 +1244,38 @@ static void world_commit(void) {
 static void world_fault(void) {
   uint32_t i = (uint32_t)pick(W);
   client *c = &w.clients[i];
-  switch (pick(8)) {
-    case 0:
-      client_down(i);
-      break;
-    case 1:
-      client_up(i);
-      break;
-    case 2:
-      c->mute = pick(3) == 0;
-      break;
-    case 3:
-      c->stuck = pick(3) == 0;
-      break;
-    case 4:
-      c->broken[pick(W)] ^= 1;
-      break;
-    case 5:
-      for (uint32_t k = 0; k < OPEN; k++) {
-        if (c->pulls[k].request == 0 || !up(i) || pick(2)) continue;
-        cancel(i, c->pulls[k].request);
-        c->pulls[k].request = 0;
-      }
-      break;
-    case 6:
-      if (up(W) && pick(2)) world_scheduler_down();
-      break;
-    default:
-      if (!up(W)) seam_hello(&s, W);
-      break;
+  uint64_t what = pick(8);
+  if (what == 0) client_down(i);
+  if (what == 1) client_up(i);
+  if (what == 2) c->mute = pick(3) == 0;
+  if (what == 3) c->stuck = pick(3) == 0;
+  if (what == 4) c->broken[pick(W)] ^= 1;
+  for (uint32_t k = 0; k < OPEN && what == 5; k++) {
+    if (c->pulls[k].request == 0 || !up(i) || pick(2)) continue;
+    cancel(i, c->pulls[k].request);
+    c->pulls[k].request = 0;
   }
+  if (what == 6 && up(W) && pick(2)) world_scheduler_down();
+  if (what == 7 && !up(W)) seam_hello(&s, W);
 }
 
 static void world_step(void) {
   uint32_t i = (uint32_t)pick(W);
-  switch (pick(11)) {
-    case 0:
-      client_ask(i);
-      break;
-    case 1:
-      if (pick(8) == 0) world_plan();
-      break;
-    case 2:
-      if (pick(4) == 0) world_commit();
-      break;
-    case 3:
-      if (pick(8) == 0) world_fault();
-      break;
-    case 4:
-      seam_pass(&s, pick(BEAT / 8));
-      break;
-    case 5:
-      client_read(&w.clients[i]);
-      client_tidy(&w.clients[i]);
-      break;
-    case 6:
-      if (up(i)) give_back(i);
-      break;
-    case 7:
-    case 8:
-      for (uint64_t n = pick(16); n > 0 && client_receive(i); n--) {
-        watch();
-        if (ntokens[i] == SENDS) give_back(i);
-      }
-      break;
-    default:
-      for (uint32_t at = 0; at < SPREADS * W; at++) {
-        for (uint64_t n = pick(16); n > 0 && client_hand(i, at / W, at % W); n--) watch();
-      }
-      break;
+  uint64_t what = pick(11);
+  if (what == 0) client_ask(i);
+  if (what == 1 && pick(8) == 0) world_plan();
+  if (what == 2 && pick(4) == 0) world_commit();
+  if (what == 3 && pick(8) == 0) world_fault();
+  if (what == 4) seam_pass(&s, pick(BEAT / 8));
+  if (what == 5) client_read(&w.clients[i]);
+  if (what == 5) client_tidy(&w.clients[i]);
+  if (what == 6 && up(i)) give_back(i);
+  for (uint64_t n = what == 7 || what == 8 ? pick(16) : 0; n > 0 && client_receive(i); n--) {
+    watch();
+    if (ntokens[i] == SENDS) give_back(i);
   }
+  for (uint32_t at = 0; at < SPREADS * W && what > 8; at++)
+    for (uint64_t n = pick(16); n > 0 && client_hand(i, at / W, at % W); n--) watch();
   watch();
 }
 

@@ -364,22 +364,10 @@ static uint8_t data[TENSORS][ELEMENTS_MAX * 8];
 
 static double some_value(void) {
   double x = (double)below(2001) / 1000.0 - 1.0;
-  switch (below(12)) {
-    case 0:
-      return 0.0;
-    case 1:
-      return -0.0;
-    case 2:
-      return x * 1e5; /* beyond the range of f16, some of them */
-    case 3:
-      return x * 1e-8; /* zero in f16 */
-    case 4:
-      return x * 1e-40;
-    case 5:
-      return x * 1e36;
-    default:
-      return x;
-  }
+  /* Some are beyond the range of f16, or zero in f16. */
+  const double scales[12] = {0, -0.0, 1e5, 1e-8, 1e-40, 1e36, 1, 1, 1, 1, 1, 1};
+  uint32_t what = below(12);
+  return what < 2 ? scales[what] : x * scales[what];
 }
 
 static void fill(uint32_t tensor) {
@@ -519,19 +507,14 @@ static void one_run(void) {
     uint32_t tensor = below(TENSORS), mask = 1 + below(ALL);
     mlfab_filter f = random_filter();
     for (uint32_t k = 0; k < TENSORS; k++) fill(k);
-    switch (below(4)) {
-      case 0:
-        if (shapes[tensor].dtype != MLFAB_I64) set_filter(tensor, below(4) ? &f : NULL);
-        break;
-      case 1:
-        push_sparse(tensor, below(2) * (1 + below(300)));
-        break;
-      default: {
-        int alone = !filtered(mask);
-        push_some(mask);
-        memset(data, 0xee, sizeof data); /* it was copied */
-        if (alone) serve_all();
-      }
+    uint32_t what = below(4);
+    if (what == 0 && shapes[tensor].dtype != MLFAB_I64) set_filter(tensor, below(4) ? &f : NULL);
+    if (what == 1) push_sparse(tensor, below(2) * (1 + below(300)));
+    if (what > 1) {
+      int alone = !filtered(mask);
+      push_some(mask);
+      memset(data, 0xee, sizeof data); /* it was copied */
+      if (alone) serve_all();
     }
     check_counters();
     for (uint32_t k = below(10); k > 0; k--) serve(below(F.servers));

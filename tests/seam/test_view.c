@@ -399,32 +399,11 @@ SCENE(test_random) {
 
 /* --- wrong frames --- */
 
-enum wrong {
-  BEFORE,
-  BEHIND,
-  ENDS_BEHIND,
-  NO_BYTES,
-  WRAPS,
-  ENDLESS,
-  ODD_ADDRESS,
-  ODD_BYTES,
-  ODD_OFFSET,
-  BEYOND_MODEL,
-  OFFSET_WRAPS,
-  TWICE,
-  OVERLAPS,
-  GAP,
-  OF_THE_OTHER,
-  ONLY_LAST,
-  NO_RUNS,
-  NO_BULK,
-  EMPTY_BULK,
-  FRAME_TWICE,
-  EMPTY_MODEL,
-  SOME_MODEL,
-  MALFORMED,
-  WRONGS
-};
+static const char *const wrongs[] = {
+    "before",      "behind",      "ends behind",  "no bytes",     "wraps",        "endless",
+    "odd address", "odd bytes",   "odd offset",   "beyond model", "offset wraps", "twice",
+    "overlaps",    "gap",         "of the other", "only last",    "no runs",      "no bulk",
+    "empty bulk",  "frame twice", "empty model",  "some model",   "malformed"};
 
 static void send_model(uint32_t server, uint64_t offset, uint64_t bytes, int last) {
   SAY_BULK(SERVER(server), MODEL, model, bytes ? model + offset : NULL, (uint32_t)bytes,
@@ -435,52 +414,53 @@ static void send_model(uint32_t server, uint64_t offset, uint64_t bytes, int las
 }
 
 /* The frame of server 0, which is the last one, with something wrong. */
-static void tell_wrong(enum wrong wrong) {
+static void tell_wrong(const char *wrong) {
+#define IS(what) !strcmp(wrong, what)
   mlfab__view_run *r = &runs[1];
   const struct heard *x = &servers[0];
   uint32_t n;
   list(0, 0);
   assert_true(nruns >= 2 && r->offset < 8 * WIDE);
-  if (wrong == BEFORE) r->at = (uint64_t)0 - 8;
-  if (wrong == BEHIND) r->at = sizeof files[0];
-  if (wrong == ENDS_BEHIND) r->at = sizeof files[0] - r->bytes + 8;
-  if (wrong == NO_BYTES) r->bytes = 0;
-  if (wrong == WRAPS) r->at = UINT64_MAX - r->bytes + 9;
-  if (wrong == ENDLESS) r->bytes = (uint64_t)0 - 8;
-  if (wrong == ODD_ADDRESS) r->at += 4;
-  if (wrong == ODD_BYTES) r->bytes -= 4;
-  if (wrong == ODD_OFFSET) r->offset += 4, r->at += 4, r->bytes -= 4;
-  if (wrong == BEYOND_MODEL) r->offset = layout.bytes;
-  if (wrong == OFFSET_WRAPS) r->offset = (uint64_t)0 - 8;
-  if (wrong == TWICE) runs[nruns++] = *r;
-  if (wrong == OVERLAPS) r->offset -= 8, r->at -= 8, r->bytes += 8;
-  if (wrong == GAP) r->offset += 8, r->at += 8, r->bytes -= 8;
-  if (wrong == OF_THE_OTHER) {
+  if (IS("before")) r->at = (uint64_t)0 - 8;
+  if (IS("behind")) r->at = sizeof files[0];
+  if (IS("ends behind")) r->at = sizeof files[0] - r->bytes + 8;
+  if (IS("no bytes")) r->bytes = 0;
+  if (IS("wraps")) r->at = UINT64_MAX - r->bytes + 9;
+  if (IS("endless")) r->bytes = (uint64_t)0 - 8;
+  if (IS("odd address")) r->at += 4;
+  if (IS("odd bytes")) r->bytes -= 4;
+  if (IS("odd offset")) r->offset += 4, r->at += 4, r->bytes -= 4;
+  if (IS("beyond model")) r->offset = layout.bytes;
+  if (IS("offset wraps")) r->offset = (uint64_t)0 - 8;
+  if (IS("twice")) runs[nruns++] = *r;
+  if (IS("overlaps")) r->offset -= 8, r->at -= 8, r->bytes += 8;
+  if (IS("gap")) r->offset += 8, r->at += 8, r->bytes -= 8;
+  if (IS("of the other")) {
     uint64_t offset = servers[1].segments[0].offset;
     runs[nruns++] = (mlfab__view_run){offset, 8, (uint64_t)(place(0, offset) - files[0])};
   }
-  n = wrong == NO_RUNS ? 0 : nruns - (wrong == ONLY_LAST);
-  if (wrong == FRAME_TWICE) tell(0, 0, 0, 1, 0);
-  if (wrong == EMPTY_MODEL || wrong == SOME_MODEL) {
-    send_model(0, x->segments[0].offset, wrong == SOME_MODEL ? 64 : 0, 1);
-  } else if (wrong == MALFORMED) {
+  n = IS("no runs") ? 0 : nruns - (IS("only last"));
+  if (IS("frame twice")) tell(0, 0, 0, 1, 0);
+  if (IS("empty model") || IS("some model")) {
+    send_model(0, x->segments[0].offset, IS("some model") ? 64 : 0, 1);
+  } else if (IS("malformed")) {
     memset(t->meta, 0, 8);
     talk_say(SERVER(0), MLFAB__VIEW, 8, files[0], 64);
   } else {
     tell_as(0, x->pull.request, x->pull.epoch, 0, n, MLFAB__MODEL_LAST,
-            wrong == NO_BULK ? NULL : files[0], wrong == NO_BULK || wrong == EMPTY_BULK ? 0 : 64);
+            IS("no bulk") ? NULL : files[0], IS("no bulk") || IS("empty bulk") ? 0 : 64);
   }
 }
 
 /* The link is dropped, and everything of this server is asked for again. */
 SCENE(test_wrong) {
-  for (uint32_t wrong = 0; wrong < WRONGS; wrong++) {
+  for (uint32_t i = 0; i < MLFAB__COUNT(wrongs); i++) {
     for (int others = 0; others < 2; others++) {
       begin();
       mlfab_request request = ask_all();
       if (others) tell_all(1, 1);
-      tell_wrong((enum wrong)wrong);
-      if (drops() != 1 || talk_linked(SERVER(0))) fail_msg("wrong %u is accepted", wrong);
+      tell_wrong(wrongs[i]);
+      if (drops() != 1 || talk_linked(SERVER(0))) fail_msg("%s: accepted", wrongs[i]);
       PENDING(request);
       assert_int_equal(out.id, 0);
       again(0, 0);
