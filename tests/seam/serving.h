@@ -1,122 +1,29 @@
-/* serving.h - one real server node, driven through mlfab_node.h. The test plays its workers and its scheduler, which is a
- * process of its own, frame by frame and in virtual time.
+/* serving.h - played.h, where the node is a server. The test plays its workers and its scheduler, which is a process of its own.
  *
- * A peer is a number: workers 0 .. W-1, the scheduler W. Frames that the server sends to a peer go into a log, or to the
- * test's own function. A peer's link takes every control frame; it takes as many MODEL and VIEW frames as the test allows
- * (`room`), and shows the test the next one that it was offered. */
+ * Peers: workers 0 .. W-1, the scheduler W. A peer's link takes as many MODEL and VIEW frames as the test allows, and shows the
+ * test the next one that it was offered. */
 #ifndef MLFAB_TEST_SERVING_H
 #define MLFAB_TEST_SERVING_H
 
-#include "core/base/request.h"
-#include "core/base/rng.h"
-#include "core/sched/sched_wire.h"
-#include "mlfab_node.h"
+#include "tests/seam/played.h"
 
-#include "tests/seam/scene.h"
-
-enum { SEAM_PEERS = 8, SEAM_LOG = 4096, SEAM_TENSORS = 8, SEAM_START_NS = 1000 };
-#define SEAM_ALL UINT32_MAX /* room for any number of frames */
-
-/* A frame that the server sent. */
-typedef struct seam_heard {
-  uint32_t peer;
-  uint8_t type;
-  uint32_t meta_bytes, bulk_bytes;
-  uint64_t token;
-  const uint8_t *meta, *bulk; /* bulk: valid in the test's function, or while it is lent */
-} seam_heard;
-
-typedef struct seam_peer {
-  uint32_t link; /* 0: none */
-  int blocked;
-  uint32_t room;
-  uint32_t incarnation, accumulators, caps;
-  uint64_t nonce, host;
-  mlfab__hello_ack ack; /* the last one */
-  int acked;
-  seam_heard offered; /* the frame that found no room; type 0: none */
-  uint8_t offered_meta[MLFAB_META_MAX];
-} seam_peer;
-
-typedef struct seam {
-  mlfab_node *node;
-  mlfab_config config;
-  mlfab_env env;
-  int poor;        /* no memory */
-  uint64_t memory; /* that the node has */
-  uint64_t now, nonces;
-  uint32_t links;
-  seam_peer peers[SEAM_PEERS];
-  uint32_t joining, welcomed; /* link of a JOIN; incarnation in its WELCOME */
-  uint64_t called
-      [8]; /* tokens of the calls that the node has asked for, and the test has not answered */
-  uint32_t ncalled;
-  seam_heard log[SEAM_LOG];
-  uint32_t nlog, drops, dropped; /* links that the server gave up; the last one's peer */
-  char said[256];                /* the last warning of the node */
-  void (*hear)(struct seam *s, const seam_heard *heard); /* NULL: the log has it */
-  uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX];
-  uint8_t *meta; /* of the next frame to be said */
-} seam;
+enum { SEAM_TENSORS = 8 };
 
 static inline uint32_t seam_scheduler(const seam *s) { return s->config.workers; }
-
-static void *seam_allocate(void *user, size_t bytes) {
-  seam *s = user;
-  void *memory = s->poor ? NULL : malloc(bytes ? bytes : 1);
-  if (memory) s->memory += bytes;
-  return memory;
+static uint32_t seam_node(const seam *s, uint32_t p) {
+  return p < s->config.workers ? p : s->config.workers + s->config.servers;
 }
+static void seam_rest(seam *s) { seam_look(s); }
 
-static void seam_release(void *user, void *memory, size_t bytes) {
-  seam *s = user;
-  s->memory -= bytes;
-  free(memory);
-}
-
-static void seam_warn(void *user, int level, const char *text) {
-  seam *s = user;
-  (void)level;
-  snprintf(s->said, sizeof s->said, "%s", text);
-}
-
-static inline mlfab_stats seam_stats(const seam *s) {
-  mlfab_stats stats;
-  assert_int_equal(mlfab_node_stats(s->node, &stats, sizeof stats), 0);
-  return stats;
-}
-
-static void seam_forget(seam *s) {
-  while (s->nlog > 0) free((void *)(uintptr_t)s->log[--s->nlog].meta);
-}
-
-/* --- the transport --- */
-
-static uint32_t seam_peer_of(const seam *s, uint32_t link) {
-  uint32_t p = 0;
-  while (p < SEAM_PEERS && s->peers[p].link != link) p++;
-  return p;
-}
-
-/* Returns the transport's answer to a send. */
-static int seam_send(seam *s, const mlfab_action *a) {
-  mlfab__header header;
-  mlfab__wire_open(a->head, &header);
-  seam_heard heard = {seam_peer_of(s, a->link),
-                      header.type,
-                      header.meta_bytes,
-                      a->bulk_bytes,
-                      a->token,
-                      (const uint8_t *)a->head + MLFAB_HEADER_BYTES,
-                      a->bulk};
-  if (a->link == s->joining && header.type == MLFAB__WELCOME) {
+static int seam_send(seam *s, const mlfab_action *a, seam_heard heard) {
+  if (a->link == s->joining && heard.type == MLFAB__WELCOME) {
     mlfab__welcome welcome;
     assert_int_equal(mlfab__decode_welcome(heard.meta, heard.meta_bytes, &welcome), 0);
     s->welcomed = welcome.incarnation;
   }
   if (heard.peer == SEAM_PEERS) return 0; /* a link that is closing */
   seam_peer *peer = &s->peers[heard.peer];
-  if (header.type == MLFAB__MODEL || header.type == MLFAB__VIEW) {
+  if (heard.type == MLFAB__MODEL || heard.type == MLFAB__VIEW) {
     peer->offered.type = 0;
     if (peer->room == 0) {
       peer->blocked = 1;
@@ -126,7 +33,7 @@ static int seam_send(seam *s, const mlfab_action *a) {
       return MLFAB_ERR_AGAIN;
     }
     if (peer->room != SEAM_ALL) peer->room--;
-  } else if (header.type == MLFAB__HELLO_ACK) {
+  } else if (heard.type == MLFAB__HELLO_ACK) {
     assert_int_equal(mlfab__decode_hello_ack(heard.meta, heard.meta_bytes, &peer->ack), 0);
     peer->acked = 1;
   }
@@ -134,7 +41,7 @@ static int seam_send(seam *s, const mlfab_action *a) {
     s->hear(s, &heard);
     return 0;
   }
-  if (header.type == MLFAB__HEARTBEAT) return 0;
+  if (heard.type == MLFAB__HEARTBEAT) return 0;
   assert_true(s->nlog < SEAM_LOG);
   uint8_t *meta = malloc(heard.meta_bytes + 1);
   assert_non_null(meta);
@@ -144,81 +51,6 @@ static int seam_send(seam *s, const mlfab_action *a) {
   return 0;
 }
 
-static void seam_unlink(seam *s, uint32_t p) {
-  s->peers[p].link = 0;
-  s->peers[p].blocked = s->peers[p].offered.type = 0;
-}
-
-static void seam_pump(seam *s) {
-  for (mlfab_action a; mlfab_node_next(s->node, s->now, &a);) {
-    int status = a.kind == MLFAB_ACTION_SEND ? seam_send(s, &a) : 0;
-    uint32_t p = seam_peer_of(s, a.link);
-    if (a.kind == MLFAB_ACTION_CONNECT) {
-      assert_true(s->ncalled < 8);
-      s->called[s->ncalled++] = a.token;
-    }
-    if (a.kind == MLFAB_ACTION_DISCONNECT && p < SEAM_PEERS) {
-      s->drops++;
-      s->dropped = p;
-      seam_unlink(s, p);
-    }
-    mlfab_node_done(s->node, &a, status, s->now);
-  }
-}
-
-static void seam_event(seam *s, mlfab_io_event event) {
-  mlfab_node_event(s->node, &event, s->now);
-  seam_pump(s);
-}
-
-/* Asks the links again that were offered a frame: what is offered now? */
-static void seam_look(seam *s) {
-  for (uint32_t p = 0; p < SEAM_PEERS; p++) {
-    seam_peer *peer = &s->peers[p];
-    if (!peer->blocked) continue;
-    peer->blocked = peer->offered.type = 0;
-    seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_WRITABLE, .link = peer->link});
-  }
-}
-
-static uint32_t seam_dial(seam *s, uint32_t caps) {
-  uint32_t link = ++s->links;
-  seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = link, .caps = caps});
-  return link;
-}
-
-/* The node of a peer. */
-static inline uint32_t seam_node(const seam *s, uint32_t p) {
-  return p < s->config.workers ? p : s->config.workers + s->config.servers;
-}
-
-static void seam_say_on(seam *s, uint32_t link, uint32_t p, uint8_t type, uint32_t meta_bytes,
-                        const void *bulk, uint32_t bulk_bytes) {
-  mlfab__header header = OF(mlfab__header, .type = type, .meta_bytes = meta_bytes,
-                            .bulk_bytes = bulk_bytes, .job = mlfab__hash(0, "mlfab", 5), .epoch = 1,
-                            .sender = seam_node(s, p), .incarnation = s->peers[p].incarnation);
-  if (bulk) header.flags = MLFAB__WIRE_BULK_CRC;
-  mlfab__wire_seal(s->head, &header, bulk);
-  seam_event(
-      s, OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = link, .head = s->head,
-            .head_bytes = MLFAB_HEADER_BYTES + meta_bytes, .bulk = bulk, .bulk_bytes = bulk_bytes));
-  seam_look(s);
-}
-
-/* A peer sends a frame, whose meta the test has encoded into s->meta. */
-static void seam_bulk(seam *s, uint32_t p, uint8_t type, uint32_t meta_bytes, const void *bulk,
-                      uint32_t bulk_bytes) {
-  assert_true(s->peers[p].link != 0);
-  seam_say_on(s, s->peers[p].link, p, type, meta_bytes, bulk, bulk_bytes);
-}
-
-static void seam_say(seam *s, uint32_t p, uint8_t type, uint32_t meta_bytes) {
-  seam_bulk(s, p, type, meta_bytes, NULL, 0);
-}
-/* SAY(s, 3, PULL_DONE, pull_done, {.request = 5}) */
-#define SAY(s, p, TYPE, name, ...) \
-  seam_say(s, p, MLFAB__##TYPE, mlfab__encode_##name((s)->meta, &(const mlfab__##name)__VA_ARGS__))
-
 static inline void seam_sent(seam *s, uint32_t p, uint64_t token) {
   seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = s->peers[p].link, .token = token});
   seam_look(s);
@@ -226,17 +58,10 @@ static inline void seam_sent(seam *s, uint32_t p, uint64_t token) {
 
 /* --- peers that come and go --- */
 
-static inline void seam_lost(seam *s, uint32_t p) {
-  uint32_t link = s->peers[p].link;
-  seam_unlink(s, p);
-  if (link) seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = link, .text = "lost"});
-  seam_look(s);
-}
-
 /* The peer calls on a new link, in place of the one that it may have. */
 static inline void seam_hello(seam *s, uint32_t p) {
   seam_peer *peer = &s->peers[p];
-  uint32_t link = seam_dial(s, peer->caps);
+  uint32_t link = seam_dial(s, peer->caps, 0);
   int worker = p != seam_scheduler(s);
   mlfab__hello hello =
       OF(mlfab__hello, .node = seam_node(s, p), .incarnation = peer->incarnation,
@@ -266,7 +91,7 @@ static void seam_join(seam *s, uint32_t p, uint32_t link) {
 /* A new process takes the number of a peer, whose link is lost. */
 static inline void seam_process(seam *s, uint32_t p) {
   seam_lost(s, p);
-  uint32_t link = seam_dial(s, 0);
+  uint32_t link = seam_dial(s, 0, 0);
   seam_join(s, p, link);
   assert_true(s->welcomed != 0);
   seam_hello(s, p);
@@ -281,12 +106,6 @@ static inline void seam_bye(seam *s, uint32_t p) {
 }
 
 /* --- time --- */
-
-static void seam_tick(seam *s) {
-  mlfab_node_tick(s->node, s->now);
-  seam_pump(s);
-  seam_look(s);
-}
 
 /* All peers that have a link live. */
 static void seam_beat(seam *s) {
@@ -311,32 +130,13 @@ static inline void seam_settle(seam *s) {
 
 /* --- begin and end --- */
 
-/* Fills in the configuration of all tests; the caller changes it before seam_open. */
 static void seam_init(seam *s, uint32_t workers) {
-  memset(s, 0, sizeof *s);
-  s->now = SEAM_START_NS;
-  s->meta = s->head + MLFAB_HEADER_BYTES;
-  mlfab_config_init(&s->config);
-  s->config.roles = MLFAB_ROLE_SERVER;
-  s->config.dedicated = 1;
-  s->config.workers = workers;
-  s->config.servers = 1;
+  seam_begin(s, MLFAB_ROLE_SERVER, workers, 1);
+  s->checks = 1;
   s->config.heartbeat_ns = 500000000;
-  s->config.silent_death_ns = 1000 * s->config.heartbeat_ns;
-  s->config.model_max_bytes = 1 << 30;
-  s->config.timeout_ns = 1000 * s->config.heartbeat_ns;
+  s->config.silent_death_ns = s->config.timeout_ns = 1000 * s->config.heartbeat_ns;
   strcpy(s->config.coordinator, "seam:0");
   for (uint32_t p = 0; p < SEAM_PEERS; p++) s->peers[p].host = p + 1;
-}
-
-/* Opens the node, which begins to join. */
-static void seam_node_open(seam *s) {
-  mlfab_error error;
-  s->env = SIZED(mlfab_env, .user = s, .allocate = seam_allocate, .release = seam_release,
-                 .log = seam_warn);
-  s->config.env = &s->env;
-  if (mlfab_node_open(&s->config, "seam:0", s->now, &s->node, &error)) fail_msg("%s", error.text);
-  seam_pump(s);
 }
 
 /* The node is server 0. The fabric is formed, and all peers have said HELLO. */
@@ -346,7 +146,7 @@ static inline void seam_open(seam *s) {
   assert_true(s->config.workers < SEAM_PEERS);
   seam_node_open(s);
   for (uint32_t p = 0; p < n; p++) {
-    links[p] = seam_dial(s, 0);
+    links[p] = seam_dial(s, 0, 0);
     seam_join(s, p, links[p]);
   }
   for (uint32_t p = 0; p < n; p++) { /* server 0 has number 1 */
@@ -357,12 +157,6 @@ static inline void seam_open(seam *s) {
   assert_int_equal(mlfab_node_ready(s->node, NULL), 1);
   s->drops = 0;
   seam_forget(s);
-}
-
-static inline void seam_close(seam *s) {
-  mlfab_node_close(&s->node);
-  seam_forget(s);
-  assert_int_equal(s->memory, 0);
 }
 
 /* --- the log --- */

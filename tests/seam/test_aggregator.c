@@ -46,7 +46,7 @@ typedef struct spread {
 } spread;
 
 typedef struct fixture {
-  work w;
+  seam w;
   mlfab__env env; /* of the layout */
   mlfab__layout layout;
   mlfab__rng prng;
@@ -61,7 +61,7 @@ typedef struct fixture {
 } fixture;
 
 static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }
-static work_peer *peer(fixture *f, uint32_t p) { return &f->w.peers[p]; }
+static seam_peer *peer(fixture *f, uint32_t p) { return &f->w.peers[p]; }
 static uint32_t at_server(uint32_t s) { return WORKERS + s; }
 
 /* --- what the node says --- */
@@ -134,7 +134,7 @@ static void on_fail(fixture *f, uint32_t server, const mlfab__group_fail *fail) 
 }
 
 static void on_forward(fixture *f, uint32_t server, const mlfab__forward *forward,
-                       const work_heard *heard) {
+                       const seam_heard *heard) {
   group *g = group_of(f, server, forward->group);
   uint32_t bytes = heard->bulk_bytes, packets = 0;
   assert_true(g && !g->failed);
@@ -184,9 +184,9 @@ static void on_spread_fail(fixture *f, const mlfab__spread_fail *fail) {
 }
 
 static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
-                     const work_heard *heard);
+                     const seam_heard *heard);
 
-static void hear(work *w, const work_heard *heard) {
+static void hear(seam *w, const seam_heard *heard) {
   fixture *f = w->user;
   uint32_t type = heard->type, server = heard->peer - WORKERS;
 #define ON(...) ON_FRAME(type, heard->meta, heard->meta_bytes, __VA_ARGS__)
@@ -256,7 +256,7 @@ static void free_group(group *g) {
 
 static void stop(fixture *f) {
   for (uint32_t i = 0; i < GROUPS; i++) free_group(&f->groups[i]);
-  work_close(&f->w);
+  seam_close(&f->w);
   mlfab__layout_free(&f->env, &f->layout);
   free(f);
 }
@@ -269,7 +269,7 @@ static void tell_group(fixture *f, const group *g, double rate) {
                     (uint32_t)g->packed, g->n,           g->shape.n};
   for (uint32_t k = 0; k < g->n; k++)
     members[k] = (mlfab__group_member){g->seq[k], g->weight[k], g->worker[k], 1};
-  work_say(&f->w, at_server(g->server), MLFAB__GROUP,
+  seam_say(&f->w, at_server(g->server), MLFAB__GROUP,
            mlfab__encode_group(f->w.meta, &m, members, g->shape.segments));
 }
 
@@ -291,7 +291,7 @@ static void say_chunk(fixture *f, const group *g, uint32_t k, uint64_t offset, u
   mlfab__hop_chunk chunk = {g->number, g->seq[k], offset, total, g->server};
   uint8_t *bulk = bytes && from && !f->ghost ? malloc(bytes) : NULL;
   if (bulk) memcpy(bulk, from, bytes);
-  work_bulk(&f->w, g->worker[k], MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk,
+  seam_bulk(&f->w, g->worker[k], MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk,
             bytes);
   free(bulk);
 }
@@ -331,7 +331,7 @@ static void send_all(fixture *f, group *g, uint32_t k) { send_upto(f, g, k, UINT
 
 static int take(fixture *f, uint32_t server) { return (int)work_take(&f->w, at_server(server), 1); }
 static void take_all(fixture *f, uint32_t server) {
-  (void)work_take(&f->w, at_server(server), WORK_ALL);
+  (void)work_take(&f->w, at_server(server), SEAM_ALL);
 }
 
 static void give_all_back(fixture *f) {
@@ -486,13 +486,13 @@ SCENE(test_sums) {
         if (begun->failed) assert_true(begun->packed && f->w.nlent > 0);
         refused += (uint32_t)begun->failed;
       }
-      if (below(f, 20) == 0) work_tick(&f->w);
+      if (below(f, 20) == 0) seam_tick(&f->w);
     }
     if (f->finished + refused < wanted) fail_msg("seed %u: %u groups", (unsigned)seed, f->finished);
     assert_int_equal(f->fails, refused);
     assert_int_equal(f->w.drops, 0);
-    assert_int_equal(work_stats(&f->w).transfers_revoked, 0);
-    assert_true(work_stats(&f->w).members_added >= f->finished);
+    assert_int_equal(seam_stats(&f->w).transfers_revoked, 0);
+    assert_true(seam_stats(&f->w).members_added >= f->finished);
     stop(f);
   }
 }
@@ -500,7 +500,7 @@ SCENE(test_sums) {
 static void blame(fixture *f, uint32_t worker) {
   for (uint32_t i = 0; i < GROUPS; i++) {
     for (uint32_t k = 0; k < f->groups[i].n; k++) {
-      if (worker == WORK_NOBODY || f->groups[i].worker[k] == worker) f->groups[i].guilty |= 1u << k;
+      if (worker == SEAM_NOBODY || f->groups[i].worker[k] == worker) f->groups[i].guilty |= 1u << k;
     }
   }
 }
@@ -509,7 +509,7 @@ static void lose_server(fixture *f, uint32_t server) {
   for (uint32_t i = 0; i < GROUPS; i++) {
     if (f->groups[i].used && f->groups[i].server == server) free_group(&f->groups[i]);
   }
-  work_lose(&f->w, at_server(server));
+  seam_lost(&f->w, at_server(server));
   work_back(&f->w, at_server(server));
 }
 
@@ -517,10 +517,10 @@ static void trouble(fixture *f, group *g) {
   uint32_t m = (uint32_t)below(f, MEMBERS);
   uint64_t what = below(f, 1200);
   if (what == 0) blame(f, m);
-  if (what == 0) work_lose(&f->w, m);
-  if (what == 1 || what == 3) blame(f, WORK_NOBODY); /* it takes time until the server is back */
+  if (what == 0) seam_lost(&f->w, m);
+  if (what == 1 || what == 3) blame(f, SEAM_NOBODY); /* it takes time until the server is back */
   if (what == 1) f->w.now += 3 * BEAT;
-  if (what == 1) work_tick(&f->w);
+  if (what == 1) seam_tick(&f->w);
   if (what == 2 && g->used) end_group(f, g);
   if (what == 3) lose_server(f, m % SERVERS);
   if (what > 3 && peer(f, m)->link == 0 && below(f, 20) == 0) work_meet(&f->w, m, 1);
@@ -546,7 +546,7 @@ SCENE(test_sums_with_failures) {
       } else {
         step_group(f, g);
       }
-      if (below(f, 20) == 0) work_tick(&f->w);
+      if (below(f, 20) == 0) seam_tick(&f->w);
       trouble(f, g);
     }
     assert_int_equal(f->w.drops, 0);
@@ -569,7 +569,7 @@ static void tell_spread(fixture *f, spread *s) {
   for (uint32_t i = 0; i < s->n; i++)
     members[i] = (mlfab__spread_member){100 + i, s->worker[i], 1, s->attempt[i]};
   f->spread = s;
-  work_say(&f->w, at_server(s->server), MLFAB__SPREAD,
+  seam_say(&f->w, at_server(s->server), MLFAB__SPREAD,
            mlfab__encode_spread(f->w.meta, &m, members));
 }
 
@@ -625,7 +625,7 @@ static void tell_model(fixture *f, spread *s, uint64_t most) {
   }
   s->at += n;
   if (s->at == slice_end(s, slice)) s->slice_at = s->at;
-  work_bulk(&f->w, at_server(s->server), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m),
+  seam_bulk(&f->w, at_server(s->server), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m),
             f->ghost ? NULL : bulk_of, bulk_bytes);
 }
 
@@ -642,7 +642,7 @@ static int served(const fixture *f, const spread *s, uint32_t i) {
 
 /* Writes a frame where a worker would. */
 static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
-                     const work_heard *heard) {
+                     const seam_heard *heard) {
   static uint8_t bulk[1 << 20];
   spread *s = f->spread;
   uint32_t i = 0, active = 0;
@@ -703,9 +703,9 @@ static void run_spread(fixture *f, int restarts, int losses, uint64_t most) {
     }
     if (f->w.nlent > 0 && below(f, 2))
       work_give_back(&f->w, (uint32_t)below(f, f->w.nlent), below(f, 4) == 0);
-    if (losses && below(f, 60) == 0) work_lose(&f->w, (uint32_t)below(f, s.n));
+    if (losses && below(f, 60) == 0) seam_lost(&f->w, (uint32_t)below(f, s.n));
     if (losses && below(f, 200) == 0) f->w.now += 3 * BEAT;
-    if (below(f, 8) == 0) work_tick(&f->w);
+    if (below(f, 8) == 0) seam_tick(&f->w);
     open = 0;
     for (uint32_t i = 0; i < s.n; i++) open |= !served(f, &s, i);
   }
@@ -821,7 +821,7 @@ static void complete_group(fixture *f, group *g) {
     for (uint32_t k = 0; k < g->n; k++) send_all(f, g, k);
   }
   for (int i = 0; i < 100 && !complete(g); i++) {
-    work_tick(&f->w);
+    seam_tick(&f->w);
     take_all(f, 0);
     give_all_back(f);
   }
@@ -855,7 +855,7 @@ WITH_ALL(test_grant_order) {
   assert_true(g->granted[1] > 0);
   assert_int_equal(g->granted[2], 0);
   complete_group(f, g);
-  assert_int_equal(work_stats(&f->w).members_added, 3);
+  assert_int_equal(seam_stats(&f->w).members_added, 3);
 }
 
 /* If the capacity is known and less than 85 % of it is used, the next member is granted earlier, up to the size of a ring. There
@@ -914,7 +914,7 @@ SCENE(test_busy_link) {
 
 /* A member without a link is passed over until it is the only one left. */
 WITH_ALL(test_absent_member) {
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   group *g = plain_group(f, 2, 0);
   assert_int_equal(g->granted[0], 0);
   assert_int_equal(g->granted[1], g->shape.bytes); /* all of it is staged */
@@ -923,7 +923,7 @@ WITH_ALL(test_absent_member) {
   work_meet(&f->w, 0, 1);
   assert_int_equal(g->granted[0], g->shape.bytes);
   complete_group(f, g);
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   g = plain_group(f, 2, 0);
   work_wait(&f->w, 3 * BEAT - 1);
   assert_int_equal(f->fails, 0);
@@ -945,7 +945,7 @@ WITH_ALL(test_silent_member) {
   work_wait(&f->w,
             BEAT); /* first the transport is asked for bytes of a frame that is not complete */
   failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
-  assert_int_equal(work_stats(&f->w).transfers_revoked, 1);
+  assert_int_equal(seam_stats(&f->w).transfers_revoked, 1);
   /* The group has failed: chunks that still arrive are ignored, and nothing is sent. */
   group late = *g;
   say_chunk(f, &late, 1, late.sent[1], 0, late.update[1].data, CHUNK);
@@ -960,7 +960,7 @@ WITH_ALL(test_silent_member) {
 
 /* Time in which the aggregator's process did not run does not count against a member, not even against one without a link. */
 WITH_ALL(test_pause) {
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   group *g = plain_group(f, 2, 0);
   f->w.now += 20 * BEAT;
   work_wait(&f->w, 2 * BEAT);
@@ -976,7 +976,7 @@ WITH_ALL(test_member_lost) {
   group *g = plain_group(f, 2, 0);
   send_all(f, g, 0);
   send_upto(f, g, 1, CHUNK);
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   assert_int_equal(f->fails, 0);
   work_meet(&f->w, 0, 1);
   group *next = plain_group(f, 1, 0);
@@ -984,7 +984,7 @@ WITH_ALL(test_member_lost) {
   assert_int_equal(next->granted[0], 0);
   g->guilty = 1u << 1;
   work_wait(&f->w, BEAT);
-  work_lose(&f->w, 1);
+  seam_lost(&f->w, 1);
   failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(f->fail.seq, g->seq[1]);
   assert_int_equal(next->granted[0], next->shape.bytes);
@@ -997,13 +997,13 @@ WITH_ALL(test_member_lost) {
 
 /* A member that reconnects as another process cannot have the update. One that is older than the manifest says is waited for. */
 WITH_ALL(test_other_incarnation) {
-  work_lose(&f->w, 1);
+  seam_lost(&f->w, 1);
   group *g = plain_group(f, 2, 0);
   g->guilty = 1u << 1;
   work_meet(&f->w, 1, 2);
   failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
   end_group(f, g);
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   work_meet(&f->w, 0, 0);
   g = plain_group(f, 1, 0);
   assert_int_equal(f->fails, 1);
@@ -1017,7 +1017,7 @@ WITH_ALL(test_other_incarnation) {
 WITH_ALL(test_not_finite) {
   float bad = (float)NAN;
   for (uint32_t staged = 0; staged < 2; staged++) {
-    if (staged) work_lose(&f->w, 0);
+    if (staged) seam_lost(&f->w, 0);
     group *g = plain_group(f, 2, 0);
     memcpy(g->update[1].dense + 4000, &bad, 4);
     g->bad = 1u << 1;
@@ -1061,7 +1061,7 @@ WITH_ALL(test_release) {
 
 /* A group that starts while bulks of the last one are lent grants nothing until they are returned. */
 WITH_ALL_AND(test_reuse_while_lent, BIG, 0) {
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   group *other = plain_group(f, 1, 0), *g; /* it keeps the other accumulator */
   work_meet(&f->w, 0, 1);
   send_all(f, other, 0);
@@ -1111,7 +1111,7 @@ WITH_ALL(test_no_room) {
     tell_model(f, &s, CHUNK); /* it was on its way */
     free_spread(f, &s);
     if (round == 0) { /* of another server: nothing changes */
-      work_lose(&f->w, at_server(1));
+      seam_lost(&f->w, at_server(1));
       work_back(&f->w, at_server(1));
     }
   }
@@ -1142,7 +1142,7 @@ SCENE(test_no_model) {
   failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
   tell_spread(f, &s);
   spread_failed(f, 1, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
-  work_close(&f->w);
+  seam_close(&f->w);
   free(f);
 }
 
@@ -1155,7 +1155,7 @@ WITH_ALL(test_model_again) {
   tell_spread(f, &s);
   for (uint32_t i = 0; i < f->layout.nslices; i++) owners[i] = f->layout.slices[i].server;
   mlfab__resume resume = {1, 2, f->layout.nslices};
-  work_say(&f->w, at_server(0), MLFAB__RESUME, mlfab__encode_resume(f->w.meta, &resume, owners));
+  seam_say(&f->w, at_server(0), MLFAB__RESUME, mlfab__encode_resume(f->w.meta, &resume, owners));
   failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
   spread_failed(f, 1, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
   free_spread(f, &s);
@@ -1173,13 +1173,13 @@ WITH_ALL(test_silent_recipient) {
     if (beat < 3) assert_int_equal(f->spread_fails, 0);
     work_wait(&f->w, BEAT);
     work_take(&f->w, 1, 1);
-    work_tick(&f->w);
+    seam_tick(&f->w);
   }
   spread_failed(f, 1, 0, 0, MLFAB_ERR_PEER_DEAD);
-  assert_int_equal(work_take(&f->w, 0, WORK_ALL), 0);
-  for (uint32_t m = 1; m < 3; m++) work_take(&f->w, m, WORK_ALL);
+  assert_int_equal(work_take(&f->w, 0, SEAM_ALL), 0);
+  for (uint32_t m = 1; m < 3; m++) work_take(&f->w, m, SEAM_ALL);
   check_models(f, &s);
-  assert_int_equal(work_stats(&f->w).members_served, 2);
+  assert_int_equal(seam_stats(&f->w).members_served, 2);
   free_spread(f, &s);
 }
 
@@ -1197,7 +1197,7 @@ WITH_ALL(test_idle_recipient) {
   SAY(&f->w, at_server(0), PULL_FAIL, pull_fail,
       {.request = s.request, .code = MLFAB_ERR_CALLBACK});
   while (!s.last_sent) tell_model(f, &s, CHUNK);
-  assert_int_equal(work_take(&f->w, 0, WORK_ALL), 0);
+  assert_int_equal(work_take(&f->w, 0, SEAM_ALL), 0);
   free_spread(f, &s);
   for (int i = 0; i < 2; i++) plain_group(f, 1, 0); /* both accumulators are free */
   assert_int_equal(f->fails + f->w.drops, 0);
@@ -1210,12 +1210,12 @@ WITH_ALL(test_done_and_lost) {
   make_spread(f, &s, 0, 2);
   tell_spread(f, &s);
   while (!s.last_sent) tell_model(f, &s, CHUNK);
-  work_take(&f->w, 0, WORK_ALL);
+  work_take(&f->w, 0, SEAM_ALL);
   assert_true(s.done[0]);
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   spread_failed(f, 1, 0, 0, MLFAB_ERR_PEER_DEAD);
   work_meet(&f->w, 0, 1);
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   assert_int_equal(f->spread_fails, 1);
   work_meet(&f->w, 1, 2);
   spread_failed(f, 2, 1, 1, MLFAB_ERR_PEER_DEAD);
@@ -1230,7 +1230,7 @@ WITH_ALL(test_done_and_lost) {
   tell_spread(f, &s);
   SAY(&f->w, at_server(0), SPREAD_FAIL, spread_fail, {s.request, 102, 4, 0});
   while (!s.last_sent) tell_model(f, &s, CHUNK);
-  for (uint32_t m = 2; m < 5; m++) assert_int_equal(work_take(&f->w, m, WORK_ALL) > 0, m < 4);
+  for (uint32_t m = 2; m < 5; m++) assert_int_equal(work_take(&f->w, m, SEAM_ALL) > 0, m < 4);
   assert_true(s.done[0] && s.done[1] && !s.done[2]);
   assert_int_equal(f->spread_fails, 3);
   free_spread(f, &s);
@@ -1266,7 +1266,7 @@ SCENE(test_large) {
     for (int part = 0; mlfab_node_deadline(f->w.node) <= f->w.now; part++) {
       assert_true(part < 100);
       if (g->total == 0) assert_int_equal(take(f, g->server), 0);
-      work_tick(&f->w);
+      seam_tick(&f->w);
     }
     assert_int_equal(f->alive, 1);
     while (g->total == 0 || g->forwarded < g->total) {
@@ -1283,7 +1283,7 @@ SCENE(test_large) {
 static void admit_early(fixture *f, group *g) {
   f->w.now += 2 * BEAT + 1;
   send_some(f, g, 0, 1);
-  work_tick(&f->w);
+  seam_tick(&f->w);
 }
 
 /* A member that is ahead of its turn with a full ring is not silent. One that could continue is, and so is one that has sent
@@ -1323,8 +1323,8 @@ WITH_ALL(test_signs_of_life) {
   for (int i = 0; i < 4; i++) {
     f->w.now += BEAT;
     send_some(f, g, 0, 1);
-    work_tick(&f->w);
-    work_tick(&f->w);
+    seam_tick(&f->w);
+    seam_tick(&f->w);
     assert_int_equal(f->alive, i + 1);
   }
   send_all(f, g, 0);
@@ -1389,13 +1389,13 @@ WITH_ALL(test_complete_and_lost) {
   admit_early(f, g);
   send_all(f, g, 1); /* everything fits into a ring */
   assert_int_equal(g->sent[1], g->update[1].bytes);
-  work_lose(&f->w, 1);
+  seam_lost(&f->w, 1);
   assert_int_equal(f->fails, 0);
   complete_group(f, g);
   g = plain_group(f, 2, 1);
   send_some(f, g, 0, 300);
   g->guilty = 1;
-  work_lose(&f->w, 0);
+  seam_lost(&f->w, 0);
   failed(f, 1, 0, MLFAB_ERR_PEER_DEAD);
 }
 
@@ -1418,7 +1418,7 @@ SCENE(test_changing) {
     mlfab__hop_chunk chunk = {g->number, g->seq[0], 0, u->bytes, g->server};
     g->sent[0] = u->bytes;
     g->guilty = 1;
-    work_bulk(&f->w, 0, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bytes,
+    seam_bulk(&f->w, 0, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bytes,
               (uint32_t)u->bytes);
     assert_int_equal(changing_end(), 1);
     assert_int_equal(f->fails, f->w.drops);
@@ -1449,7 +1449,7 @@ SCENE(test_ghosts) {
 static void gave_up(fixture *f, uint32_t p, const char *text) {
   assert_int_equal(f->w.drops, 1);
   assert_int_equal(f->w.dropped, p);
-  if (!strstr(f->w.log, text)) fail_msg("\"%s\", not \"%s\"", f->w.log, text);
+  if (!strstr(f->w.said, text)) fail_msg("\"%s\", not \"%s\"", f->w.said, text);
   f->w.drops = 0;
   if (p >= WORKERS) {
     work_back(&f->w, p);
@@ -1470,7 +1470,7 @@ static group *begun_group(fixture *f, int packed) {
 static void bad(fixture *f, group **g, uint32_t from, mlfab__hop_chunk chunk, const void *bulk,
                 uint32_t bytes, const char *text) {
   uint32_t fails = f->fails;
-  work_bulk(&f->w, from, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk, bytes);
+  seam_bulk(&f->w, from, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk, bytes);
   int packed = (*g)->packed;
   gave_up(f, from, text);
   assert_int_equal(f->fails, fails + (from == 0));
@@ -1488,7 +1488,7 @@ WITH_ALL(test_bad_chunks) {
   gave_up(f, 0, "no role");
   end_group(f, g);
   g = begun_group(f, 0);
-  work_say(&f->w, 0, MLFAB__HOP_CHUNK, 5);
+  seam_say(&f->w, 0, MLFAB__HOP_CHUNK, 5);
   gave_up(f, 0, "HOP_CHUNK that does not parse");
   end_group(f, g);
   g = begun_group(f, 0);
@@ -1565,7 +1565,7 @@ WITH_ALL(test_bad_packets) {
 }
 
 static void tell(fixture *f, uint8_t type, uint32_t bytes, const char *text) {
-  work_say(&f->w, at_server(0), type, bytes);
+  seam_say(&f->w, at_server(0), type, bytes);
   if (text) gave_up(f, at_server(0), text);
   if (!text) assert_int_equal(f->w.drops, 0);
 }
@@ -1632,7 +1632,7 @@ static void bad_model(fixture *f, spread *s, uint64_t bytes, uint32_t flags, con
   mlfab__model m = {s->request, 0, bytes, 1, 1, 0, flags, 1};
   int whole = s->last_sent;
   if (!whole) tell_spread(f, s);
-  work_bulk(&f->w, at_server(0), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m), bulk,
+  seam_bulk(&f->w, at_server(0), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m), bulk,
             bulk_bytes);
   gave_up(f, at_server(0), text);
 }
@@ -1685,7 +1685,7 @@ static void repair(fixture *f) {
 
 /* A group of two, of which one needs a ring. Returns 1 when its sum was right. */
 static int try_group(fixture *f, int packed) {
-  work_lose(&f->w, 0); /* so that worker 1 needs a ring */
+  seam_lost(&f->w, 0); /* so that worker 1 needs a ring */
   group *g = new_group(f, 0, 2, packed);
   random_segments(&f->prng, &f->layout, 0, &g->shape);
   g->expected = calloc(1, g->shape.bytes);
@@ -1703,7 +1703,7 @@ static int try_group(fixture *f, int packed) {
   for (int turn = 0; turn < 3 && peer(f, at_server(0))->link; turn++) {
     for (uint32_t k = 0; k < 2; k++) send_all(f, g, k);
     if (turn == 0) tell_release(f, g, packed ? UINT64_MAX : g->shape.bytes);
-    work_tick(&f->w);
+    seam_tick(&f->w);
     take_all(f, 0);
   }
   int good = complete(g);
@@ -1721,7 +1721,7 @@ static int try_spread(fixture *f) {
   make_spread(f, &s, 0, 2);
   tell_spread(f, &s);
   while (!s.last_sent && peer(f, at_server(0))->link) tell_model(f, &s, 64);
-  for (uint32_t m = 0; m < 2; m++) work_take(&f->w, m, WORK_ALL);
+  for (uint32_t m = 0; m < 2; m++) work_take(&f->w, m, SEAM_ALL);
   int good = s.done[0] && s.done[1];
   if (good) check_models(f, &s);
   if (f->w.drops) repair(f);

@@ -110,7 +110,7 @@ static void hear(seam *of, const seam_heard *heard) {
 
 static uint32_t answer_call(uint32_t i) {
   uint32_t link = ++s.links;
-  uint64_t token = s.called[i];
+  uint64_t token = s.called[i].token;
   s.called[i] = s.called[--s.ncalled];
   seam_event(&s, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = link, .token = token});
   return link;
@@ -121,7 +121,7 @@ static void server_calls(uint32_t server) {
   uint32_t p = FROM + server;
   mlfab__hello hello = OF(mlfab__hello, .node = W + server, .incarnation = 1 + server,
                           .roles = MLFAB_ROLE_SERVER, .nonce = 100 + server);
-  s.peers[p].link = seam_dial(&s, 0);
+  s.peers[p].link = seam_dial(&s, 0, 0);
   seam_say(&s, p, MLFAB__HELLO, mlfab__encode_hello(s.meta, &hello));
   assert_true(s.peers[p].acked);
 }
