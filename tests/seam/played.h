@@ -77,7 +77,6 @@ typedef struct seam {
       hung_up;    /* links that the node gave up; the last one's peer and number */
   char said[256]; /* the last warning of the node */
   void (*hear)(struct seam *s, const seam_heard *heard); /* NULL: the log has it */
-  void *user;
   uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX];
   uint8_t *meta; /* of the next frame to be said */
 } seam;
