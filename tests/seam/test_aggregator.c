@@ -160,11 +160,10 @@ static void on_forward(uint32_t server, const mlfab__forward *forward, const sea
     assert_true(bytes <= w.config.chunk_bytes);
   }
   if (!g->stream) g->stream = malloc(g->total);
-  if (f.ghost) {
+  if (f.ghost)
     assert_null(heard->bulk);
-  } else {
+  else
     memcpy(g->stream + g->forwarded, heard->bulk, bytes);
-  }
   g->forwarded += bytes;
 }
 
@@ -454,13 +453,12 @@ SCENE(test_sums) {
     int wide = seed % 10 == 1; /* rings are shorter than updates */
     w.config.heartbeat_ns = 10000000000u;
     w.config.chunk_bytes = wide ? 1 << 18 : seed % 5 < 3 ? CHUNK / 8 : BIG;
-    if (wide) {
+    if (wide)
       START(wide_rings, 1);
-    } else if (seed % 4) {
+    else if (seed % 4)
       START(mixed, seed % 3 != 0);
-    } else {
+    else
       START(plain, seed % 3 != 0);
-    }
     uint32_t started = 0, refused = 0, wanted = wide ? 2 : 8;
     for (int step = 0; step < 400000 && f.finished + refused < wanted; step++) {
       group *g = &f.groups[below(2)];
@@ -493,16 +491,14 @@ SCENE(test_sums) {
 
 static void blame(uint32_t worker) {
   for (uint32_t i = 0; i < GROUPS; i++) {
-    for (uint32_t k = 0; k < f.groups[i].n; k++) {
+    for (uint32_t k = 0; k < f.groups[i].n; k++)
       if (worker == SEAM_NOBODY || f.groups[i].worker[k] == worker) f.groups[i].guilty |= 1u << k;
-    }
   }
 }
 
 static void lose_server(uint32_t server) {
-  for (uint32_t i = 0; i < GROUPS; i++) {
+  for (uint32_t i = 0; i < GROUPS; i++)
     if (f.groups[i].used && f.groups[i].server == server) free_group(&f.groups[i]);
-  }
   seam_lost(&w, at_server(server));
   work_back(&w, at_server(server));
 }
@@ -534,9 +530,8 @@ SCENE(test_sums_with_failures) {
       w.now += below(100);
       if (!g->used) {
         start_group((uint32_t)below(SERVERS), 1 + (uint32_t)below(MEMBERS), 60, 15);
-        for (uint32_t m = 0; m < MEMBERS; m++) {
+        for (uint32_t m = 0; m < MEMBERS; m++)
           if (peer(m)->link == 0) blame(m);
-        }
       } else {
         step_group(g);
       }
@@ -679,9 +674,8 @@ static void run_spread(int restarts, int losses, uint64_t most) {
   int open = 1;
   make_spread(&s, (uint32_t)below(SERVERS), 1 + (uint32_t)below(MEMBERS));
   s.whole = below(3) == 0;
-  for (uint32_t m = 0; m < MEMBERS; m++) {
+  for (uint32_t m = 0; m < MEMBERS; m++)
     if (peer(m)->link == 0) work_meet(&w, m, 1);
-  }
   tell_spread(&s);
   for (int step = 0; step < 100000 && open; step++) {
     w.now += below(50);
@@ -689,9 +683,8 @@ static void run_spread(int restarts, int losses, uint64_t most) {
       if (restarts && s.at > s.slice_at && below(25) == 0) s.at = s.slice_at;
       tell_model(&s, 8 + below(most));
     }
-    for (uint32_t m = 0; m < s.n; m++) {
+    for (uint32_t m = 0; m < s.n; m++)
       if (peer(m)->link && below(2)) work_take(&w, m, 1);
-    }
     if (w.nlent > 0 && below(2)) work_give_back(&w, (uint32_t)below(w.nlent), below(4) == 0);
     if (losses && below(60) == 0) seam_lost(&w, (uint32_t)below(s.n));
     if (losses && below(200) == 0) w.now += 3 * BEAT;
@@ -715,11 +708,10 @@ SCENE(test_spreads) {
     for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
       make(seed);
       f.ghost = !losses && seed % 11 == 0;
-      if (seed % 3) {
+      if (seed % 3)
         START(mixed, 1);
-      } else {
+      else
         START(wide, 1);
-      }
       for (uint32_t round = 0; round < rounds; round++)
         run_spread(losses || seed % 2 != 0, losses, seed % 3 ? 700 : BIG - 8);
       finished += f.finished;
@@ -806,9 +798,8 @@ static group *plain_group(uint32_t n, int packed) {
 static void complete_group(group *g) {
   uint32_t finished = f.finished;
   tell_release(g, g->packed ? UINT64_MAX : g->shape.bytes);
-  for (uint32_t turn = 0; turn < g->n; turn++) {
+  for (uint32_t turn = 0; turn < g->n; turn++)
     for (uint32_t k = 0; k < g->n; k++) send_all(g, k);
-  }
   for (int i = 0; i < 100 && !complete(g); i++) {
     seam_tick(&w);
     take_all(0);
@@ -1241,9 +1232,8 @@ SCENE(test_large) {
     tell_group(g, -1.0);
     tell_release(g, UINT64_MAX);
     w.now += BEAT;
-    while (whole_members(g) < g->n) {
+    while (whole_members(g) < g->n)
       for (uint32_t k = 0; k < g->n; k++) send_some(g, k, 1 << 20);
-    }
     f.alive = 0;
     w.now += BEAT;
     for (int part = 0; mlfab_node_deadline(w.node) <= w.now; part++) {
@@ -1431,11 +1421,10 @@ static void gave_up(uint32_t p, const char *text) {
   assert_int_equal(w.dropped, p);
   if (!strstr(w.said, text)) fail_msg("\"%s\", not \"%s\"", w.said, text);
   w.drops = 0;
-  if (p >= WORKERS) {
+  if (p >= WORKERS)
     work_back(&w, p);
-  } else {
+  else
     work_meet(&w, p, 1);
-  }
 }
 
 /* A group of four, of which member 0 has sent two frames. */
@@ -1656,9 +1645,8 @@ WITH_ALL(test_bad_spreads) {
 /* The node had no memory for what a link needs, and gave the link up: all that depends on it ends. */
 static void repair(void) {
   lose_server(0);
-  for (uint32_t m = 0; m < 2; m++) {
+  for (uint32_t m = 0; m < 2; m++)
     if (peer(m)->link == 0) work_meet(&w, m, 1);
-  }
   w.drops = 0;
 }
 
@@ -1687,11 +1675,10 @@ static int try_group(int packed) {
   }
   int good = complete(g);
   if (good) check_sum(g);
-  if (w.drops) {
+  if (w.drops)
     repair();
-  } else {
+  else
     end_group(g);
-  }
   return good;
 }
 

@@ -78,11 +78,10 @@ static void as_sent(uint64_t offset, uint64_t bytes, const uint8_t *from, uint8_
 static void set_value(uint64_t offset, uint32_t width) {
   double x = (double)below(100000) / 777.0 - 50.0;
   float f = (float)x;
-  if (width == 4) {
+  if (width == 4)
     memcpy(F.flat + offset, &f, 4);
-  } else {
+  else
     memcpy(F.flat + offset, &x, 8);
-  }
 }
 
 /* A commit into a slice. */
@@ -226,10 +225,9 @@ static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
     uint32_t width = mlfab__dtype_bytes((int)x->dtype), log2 = below(9);
     uint64_t stop = mlfab__min(end, x->offset + x->bytes), keep[WORDS] = {0};
     mlfab__packet_shape shape = {at, (int)x->dtype, F.half, log2, (uint32_t)((stop - at) / width)};
-    for (uint32_t i = 0; i < shape.elements; i++) {
+    for (uint32_t i = 0; i < shape.elements; i++)
       if (F.tags[(at + (uint64_t)i * width) / 4] > since)
         keep[(i >> log2) / 64] |= (uint64_t)1 << ((i >> log2) % 64);
-    }
     used += mlfab__packet_marked(out + used, &shape, F.pinned + at, keep, (int)below(2));
     at = stop;
   }
@@ -239,10 +237,9 @@ static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
 /* The end of the requested part of the slice. */
 static uint64_t asked_end(const source *s) {
   const mlfab__slice *slice = &F.layout.slices[s->slice];
-  for (uint32_t k = 0; k < s->nsegments; k++) {
+  for (uint32_t k = 0; k < s->nsegments; k++)
     if (s->segments[k].offset + s->segments[k].bytes > s->at)
       return mlfab__min(slice->offset + slice->bytes, s->segments[k].offset + s->segments[k].bytes);
-  }
   fail();
   return 0;
 }

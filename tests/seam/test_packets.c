@@ -319,9 +319,8 @@ static void encode(const change *c, sending *s) {
 static uint64_t cut(const sending *s, uint64_t upto) {
   uint64_t end = s->sent;
   if (s->dense) return mlfab__max(upto == s->bytes ? upto : upto / 8 * 8, s->sent);
-  for (uint32_t i = 0; i < s->nends && s->ends[i] <= upto; i++) {
+  for (uint32_t i = 0; i < s->nends && s->ends[i] <= upto; i++)
     if (s->ends[i] > end) end = s->ends[i];
-  }
   return end;
 }
 
@@ -519,11 +518,10 @@ static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__rng *prng, int 
     sinces[p.sinces++] = !exact && mlfab__rng_below(prng, 8) == 0 ? 0 : c->commits[i];
     c->want += slice->bytes;
     mlfab__segment *last = p.segments > 0 ? &segments[p.segments - 1] : NULL;
-    if (last && last->offset + last->bytes == slice->offset) {
+    if (last && last->offset + last->bytes == slice->offset)
       last->bytes += slice->bytes;
-    } else {
+    else
       segments[p.segments++] = (mlfab__segment){slice->offset, slice->bytes};
-    }
   }
   if (!exact && mlfab__rng_below(prng, 8) == 0) p.sinces = 0;
   if (!exact && mlfab__rng_below(prng, 8) == 0) { /* of another epoch: void */
@@ -596,9 +594,8 @@ static void cache_finish(node *n, uint32_t worker, cache *c) {
 static void keep_even(void *user, const mlfab_filter_info *info, const void *values,
                       const void *before, uint64_t *keep) {
   (void)user, (void)values, (void)before;
-  for (uint64_t i = 0; i < info->count; i++) {
+  for (uint64_t i = 0; i < info->count; i++)
     if ((info->first + i) % 2) keep[i / 64] &= ~((uint64_t)1 << i % 64);
-  }
 }
 
 /* Pushes and pulls of all kinds in all orders: every slice that a cache receives equals the server's slice

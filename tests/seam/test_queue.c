@@ -89,9 +89,8 @@ static int scheduler_up(void) { return linked(PEERS); }
 /* --- pushes --- */
 
 static pending *push_find(peer *p, uint64_t seq) {
-  for (int i = 0; i < PENDING; i++) {
+  for (int i = 0; i < PENDING; i++)
     if (p->pushes[i].seq == seq && seq) return &p->pushes[i];
-  }
   return NULL;
 }
 
@@ -508,11 +507,10 @@ static void plan(int together) {
 
 static void scheduler_turn(void) {
   w.nwaiting = 0;
-  if (scheduler_up()) {
+  if (scheduler_up())
     seam_lost(&s, PEERS);
-  } else {
+  else
     seam_hello(&s, PEERS);
-  }
 }
 
 /* --- everything together --- */
@@ -801,10 +799,9 @@ SCENE(test_as_dense) {
 static mlfab__release last_release(void) {
   mlfab__release release = {0, 0};
   const peer *p = &w.peers[0];
-  for (uint32_t i = p->begin; i < p->end; i++) {
+  for (uint32_t i = p->begin; i < p->end; i++)
     if (p->inbox[i].type == MLFAB__RELEASE)
       assert_int_equal(mlfab__decode_release(p->inbox[i].meta, p->inbox[i].bytes, &release), 0);
-  }
   return release;
 }
 

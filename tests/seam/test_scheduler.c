@@ -773,12 +773,11 @@ static void mini_push(mini *m, uint32_t k, const mlfab__plan *p, const mlfab__pl
   server->counted++;
   last->leads = !of->group || i == 0 || entries[i - 1].group != of->group;
   m->grouped += of->group != 0;
-  if (!of->group) {
+  if (!of->group)
     last->flow = mini_flow(m, m->host[of->worker], MINI_WORKERS + k, (double)m->bytes[k],
                            mini_key(p, 2 * i, k));
-  } else {
+  else
     last->flow = last->leads ? mini_group(m, k, p, entries, i) : last[-1].flow;
-  }
   last->link = last->flow;
 }
 
@@ -846,11 +845,10 @@ static void mini_hear(mini *m, uint32_t k) {
 static void mini_deliver(mini *m) {
   uint32_t kept = 0;
   for (uint32_t i = 0; i < m->nmail; i++) {
-    if (m->mail[i].at <= m->now) {
+    if (m->mail[i].at <= m->now)
       mini_take(m, m->mail[i].server, &m->mail[i].plan, m->mail[i].entries);
-    } else {
+    else
       m->mail[kept++] = m->mail[i];
-    }
   }
   m->nmail = kept;
 }

@@ -541,11 +541,6 @@ static struct player {
   uint64_t number; /* of the last spread */
 } play;
 
-#define EXPECT(condition)                                                        \
-  do {                                                                           \
-    if (!(condition)) fail_msg("'%.40s ...': not %s", play.command, #condition); \
-  } while (0)
-
 /* Peers first .. last, and the number of their pull. "-" is nobody. */
 typedef struct range {
   uint32_t first, last;
@@ -566,76 +561,71 @@ static uint64_t number(uint32_t word) {
   return *text == 'S' ? play.number : *text == 'T' ? play.number + 1 : strtoull(text, NULL, 10);
 }
 
+#define IS(command) !strcmp(name, command)
+static int expect(int holds, const char *what) {
+  if (!holds) fail_msg("'%.40s ...': not %s", play.command, what);
+  return 1;
+}
+#define EXPECT(condition) expect(condition, #condition)
+
+/* What "take" takes: so many frames, or with "all" the rest, which are so many. */
+static int takes(uint32_t w, uint64_t id) {
+  uint32_t frames = play.n > 2 ? (uint32_t)number(2) : FRAMES;
+  return EXPECT(drain(w, id, play.n == 3 ? frames : 1000) == frames);
+}
+
+/* As "place", but of a push. */
+static int pushes(uint32_t w, uint64_t id) {
+  mlfab__plan_entry e = entry(w, id, 0, MLFAB__NO_NODE);
+  e.kind = MLFAB__TRANSFER_PUSH;
+  send_plan(&e, 1);
+  return 1;
+}
+
+/* The code with which a pull was reported to the scheduler. */
+static int code_of(const char *word) {
+  return !strcmp(word, "cancelled") ? MLFAB_ERR_CANCELLED
+         : !strcmp(word, "closed")  ? MLFAB_ERR_PEER_CLOSED
+                                    : 0;
+}
+
 /* Commands about each pull of a range. */
 static int play_pull(const char *name, uint32_t w, uint64_t id) {
-  if (!strcmp(name, "ask")) {
-    ask_all(w, id);
-  } else if (!strcmp(name, "part")) { /* its first bytes */
-    ask(w, id, 0, number(2), 0);
-  } else if (!strcmp(name, "cancel")) {
-    cancel(w, id);
-  } else if (!strcmp(name, "done")) {
-    done(w, id);
-  } else if (!strcmp(name, "place")) {
-    plan_one(w, id);
-  } else if (!strcmp(name, "pushes")) { /* as "place", but of a push */
-    mlfab__plan_entry e = entry(w, id, 0, MLFAB__NO_NODE);
-    e.kind = MLFAB__TRANSFER_PUSH;
-    send_plan(&e, 1);
-  } else if (!strcmp(name,
-                     "take")) { /* so many frames, or with "all" the rest, which are so many */
-    uint32_t frames = play.n > 2 ? (uint32_t)number(2) : FRAMES;
-    EXPECT(drain(w, id, play.n == 3 ? frames : 1000) == frames);
-  } else if (!strcmp(name, "direct")) { /* the server answers it itself */
-    EXPECT(via(w).aggregator == MLFAB__NO_NODE);
-    EXPECT(drain(w, id, 1000) == FRAMES);
-  } else if (!strcmp(name, "reported")) { /* to the scheduler, with this code */
-    int code = !strcmp(play.words[2], "cancelled") ? MLFAB_ERR_CANCELLED
-               : !strcmp(play.words[2], "closed")  ? MLFAB_ERR_PEER_CLOSED
-                                                   : 0;
-    EXPECT(reported(w, id, code) == 1);
-  } else {
-    return 0;
-  }
-  return 1;
+  if (IS("ask")) return ask_all(w, id), 1;
+  if (IS("part")) return ask(w, id, 0, number(2), 0), 1; /* its first bytes */
+  if (IS("cancel")) return cancel(w, id), 1;
+  if (IS("done")) return done(w, id), 1;
+  if (IS("place")) return plan_one(w, id), 1;
+  if (IS("pushes")) return pushes(w, id);
+  if (IS("take")) return takes(w, id);
+  if (IS("direct")) /* the server answers it itself */
+    return EXPECT(via(w).aggregator == MLFAB__NO_NODE) && EXPECT(drain(w, id, 1000) == FRAMES);
+  if (IS("reported")) return EXPECT(reported(w, id, code_of(play.words[2])) == 1);
+  return 0;
 }
 
 /* Commands about each peer of a range. */
 static int play_peer(const char *name, uint32_t p) {
-  if (!strcmp(name, "idle")) { /* its link is offered nothing */
-    EXPECT(!step(p, 0));
-  } else if (!strcmp(name, "offered")) {
-    EXPECT(step(p, 0));
-  } else if (!strcmp(name, "lost")) {
-    lost(p);
-  } else if (!strcmp(name, "hello")) {
-    hello(p);
-  } else if (!strcmp(name, "process")) {
-    seam_process(&s, p);
-  } else if (!strcmp(name, "bye")) {
-    seam_bye(&s, p);
-  } else if (!strcmp(name, "capacity")) { /* of the worker's link; 0: not known */
-    SAY(&s, p, CAPACITY, capacity, {0, number(2) ? (double)number(2) : -1.0, 50.0});
-  } else if (!strcmp(name, "vias")) {
-    EXPECT(vias(p) == number(2));
-  } else if (!strcmp(name, "via")) { /* its last route */
-    EXPECT(via(p).aggregator == peers(2).first);
-  } else if (!strcmp(name, "mark")) { /* its present attempt; "newer": than that */
-    play.attempt = via(p).attempt;
-  } else if (!strcmp(name, "newer")) {
-    EXPECT(via(p).attempt > play.attempt);
-  } else if (!strcmp(name, "spreads")) {
-    EXPECT(COUNT_OF(&s, SPREAD, p) == number(2));
-  } else if (!strcmp(name, "skips")) {
-    EXPECT(COUNT_OF(&s, SPREAD_FAIL, p) == number(2));
-  } else if (!strcmp(name, "fails")) { /* so often; the last is that of the spread */
-    EXPECT(COUNT_OF(&s, PULL_FAIL, p) == number(2));
-    EXPECT(number(2) == 0 || failed(p).request == play.number);
-    EXPECT(number(2) == 0 || failed(p).code == MLFAB_ERR_CANCELLED);
-  } else {
-    return 0;
-  }
-  return 1;
+  uint64_t n = play.n > 2 ? number(2) : 0;
+  if (IS("idle")) return EXPECT(!step(p, 0)); /* its link is offered nothing */
+  if (IS("offered")) return EXPECT(step(p, 0));
+  if (IS("lost")) return lost(p), 1;
+  if (IS("hello")) return hello(p), 1;
+  if (IS("process")) return seam_process(&s, p), 1;
+  if (IS("bye")) return seam_bye(&s, p), 1;
+  if (IS("capacity")) /* of the worker's link; 0: not known */
+    return SAY(&s, p, CAPACITY, capacity, {0, n ? (double)n : -1.0, 50.0}), 1;
+  if (IS("vias")) return EXPECT(vias(p) == n);
+  if (IS("via")) return EXPECT(via(p).aggregator == peers(2).first); /* its last route */
+  if (IS("mark")) return play.attempt = via(p).attempt, 1;           /* its present attempt */
+  if (IS("newer")) return EXPECT(via(p).attempt > play.attempt);
+  if (IS("spreads")) return EXPECT(COUNT_OF(&s, SPREAD, p) == n);
+  if (IS("skips")) return EXPECT(COUNT_OF(&s, SPREAD_FAIL, p) == n);
+  if (IS("fails")) /* so often; the last is that of the spread */
+    return EXPECT(COUNT_OF(&s, PULL_FAIL, p) == n) &&
+           EXPECT(n == 0 || failed(p).request == play.number) &&
+           EXPECT(n == 0 || failed(p).code == MLFAB_ERR_CANCELLED);
+  return 0;
 }
 
 /* Places a range in one row, which a peer is to pass on; with two peers, its first pull and the others. */
@@ -651,46 +641,44 @@ static void play_spread(void) {
     play.number = spread(hub.first, members).request;
 }
 
-static void play_command(void) {
+/* The last spread by worker 0 has so many members, which are the present processes; the last is this worker. */
+static void has_members(uint64_t n, uint64_t last) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
+  EXPECT(spread(0, members).members == n);
+  EXPECT(members[n - 1].worker == last);
+  for (uint64_t i = 0; i < n; i++)
+    EXPECT(members[i].incarnation == s.peers[members[i].worker].incarnation);
+}
+
+/* Commands about the server, with its n words behind the name. */
+static int play_server(const char *name, range r, uint64_t n) {
+  mlfab_stats stats = seam_stats(&s);
+  if (IS("spread")) return play_spread(), 1;
+  if (IS("refuse")) /* peer, spread, pull, its worker */
+    return spread_fail(r.first, number(2), number(3), peers(4).first), 1;
+  for (; IS("wait") && n > 0; n--) /* so many times a part of a beat */
+    seam_pass(&s, BEAT / (play.n > 2 ? number(2) : 4));
+  if (IS("jump")) seam_pass(&s, n * BEAT / 4); /* the same, at once */
+  if (IS("members")) return has_members(n, number(2)), 1;
+  if (IS("stats")) /* pulls answered; through distributors; not so after all */
+    return EXPECT(stats.pulls_answered == n) && EXPECT(stats.spreads_answered == number(2)) &&
+           EXPECT(stats.spreads_failed == number(3));
+  if (IS("link")) /* of the server */
+    assert_int_equal(mlfab_node_set_link(s.node, (double)n, (double)n, s.now), 0);
+  if (IS("link")) seam_pump(&s);
+  if (IS("poor")) s.poor = (int)n;
+  if (IS("announced")) return EXPECT(COUNT_OF(&s, ANNOUNCE, W) == n); /* since the last "over" */
+  if (IS("backlog")) return EXPECT(backlog() == n); /* as a scheduler is told that calls now */
+  if (IS("over")) all_over();
+  return IS("wait") || IS("jump") || IS("link") || IS("poor") || IS("over");
+}
+
+static void play_command(void) {
   const char *name = play.words[0];
   range r = play.n > 1 ? peers(1) : (range){0, 0, 0};
-  mlfab_stats stats = seam_stats(&s);
-  if (!strcmp(name, "spread")) {
-    play_spread();
-  } else if (!strcmp(name, "refuse")) { /* peer, spread, pull, its worker */
-    spread_fail(r.first, number(2), number(3), peers(4).first);
-  } else if (!strcmp(name, "wait")) { /* so many times a part of a beat */
-    for (uint64_t i = 0; i < number(1); i++) seam_pass(&s, BEAT / (play.n > 2 ? number(2) : 4));
-  } else if (!strcmp(name, "jump")) { /* the same, at once */
-    seam_pass(&s, number(1) * BEAT / 4);
-  } else if (
-      !strcmp(
-          name,
-          "members")) { /* of the last spread by worker 0, which has the present processes; the last */
-    EXPECT(spread(0, members).members == number(1));
-    EXPECT(members[number(1) - 1].worker == number(2));
-    for (uint64_t i = 0; i < number(1); i++)
-      EXPECT(members[i].incarnation == s.peers[members[i].worker].incarnation);
-  } else if (!strcmp(name, "stats")) { /* pulls answered; through distributors; not so after all */
-    EXPECT(stats.pulls_answered == number(1));
-    EXPECT(stats.spreads_answered == number(2) && stats.spreads_failed == number(3));
-  } else if (!strcmp(name, "link")) { /* of the server */
-    assert_int_equal(mlfab_node_set_link(s.node, (double)number(1), (double)number(1), s.now), 0);
-    seam_pump(&s);
-  } else if (!strcmp(name, "poor")) {
-    s.poor = (int)number(1);
-  } else if (!strcmp(name, "announced")) { /* pulls, since the last "over" */
-    EXPECT(COUNT_OF(&s, ANNOUNCE, W) == number(1));
-  } else if (!strcmp(name,
-                     "backlog")) { /* bytes to be sent, as a scheduler is told that calls now */
-    EXPECT(backlog() == number(1));
-  } else if (!strcmp(name, "over")) {
-    all_over();
-  } else {
-    for (uint32_t p = r.first; p <= r.last; p++)
-      EXPECT(play_pull(name, p, r.id) || play_peer(name, p));
-  }
+  if (play_server(name, r, play.n > 1 ? number(1) : 0)) return;
+  for (uint32_t p = r.first; p <= r.last; p++)
+    EXPECT(play_pull(name, p, r.id) || play_peer(name, p));
 }
 
 static void play_script(const char *script) {
@@ -1020,9 +1008,8 @@ static void watch(void) {
 }
 
 static client_pull *client_find(client *c, uint64_t request) {
-  for (uint32_t i = 0; i < OPEN; i++) {
+  for (uint32_t i = 0; i < OPEN; i++)
     if (request != 0 && c->pulls[i].request == request) return &c->pulls[i];
-  }
   return NULL;
 }
 
@@ -1042,9 +1029,8 @@ static void client_finish(client_pull *p) {
 }
 
 static handing *client_spread(client *c, uint64_t request) {
-  for (uint32_t i = 0; i < SPREADS; i++) {
+  for (uint32_t i = 0; i < SPREADS; i++)
     if (c->spreads[i].request == request) return &c->spreads[i];
-  }
   return NULL;
 }
 
@@ -1148,9 +1134,8 @@ static void client_ask(uint32_t i) {
   static const uint64_t stretches[][2] = {
       {0, BYTES}, {0, BYTES}, {0, BYTES}, {SLICE / 2, 2 * SLICE}, {8192, EAGER}};
   client_pull *p = NULL;
-  for (uint32_t k = 0; k < OPEN && !p; k++) {
+  for (uint32_t k = 0; k < OPEN && !p; k++)
     if (w.clients[i].pulls[k].request == 0) p = &w.clients[i].pulls[k];
-  }
   if (!p || !up(i)) return;
   uint64_t which = pick(MLFAB__COUNT(stretches));
   p->request = ++w.ids;

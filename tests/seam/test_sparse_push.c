@@ -334,11 +334,10 @@ static void literal(uint32_t tensor, const void *g, uint64_t number, uint8_t *im
     int held = fabs(a[i]) < tau && draw_of(seed, number, i) < p, saturated = 0;
     double sent = a[i];
     if (!among[i] || (f->select && i % 3 == 0)) held = 1;
-    if (F.leaves[tensor]) {
+    if (F.leaves[tensor])
       held = 0;
-    } else if (half) {
+    else if (half)
       sent = half_of(half, a[i], &saturated);
-    }
     F.offered++;
     F.residual[tensor][i] = a[i];
     if (held || (!(sent > 0.0) && !(sent < 0.0))) continue;
@@ -373,13 +372,12 @@ static double some_value(void) {
 static void fill(uint32_t tensor) {
   for (uint32_t i = 0; i < shapes[tensor].count; i++) {
     double x = some_value();
-    if (shapes[tensor].dtype == MLFAB_F32) {
+    if (shapes[tensor].dtype == MLFAB_F32)
       ((float *)(void *)data[tensor])[i] = (float)x;
-    } else if (shapes[tensor].dtype == MLFAB_F64) {
+    else if (shapes[tensor].dtype == MLFAB_F64)
       ((double *)(void *)data[tensor])[i] = below(50) == 0 ? x * 1e60 : x;
-    } else {
+    else
       ((int64_t *)(void *)data[tensor])[i] = (int64_t)below(100) - 50;
-    }
   }
 }
 

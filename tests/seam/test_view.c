@@ -186,9 +186,8 @@ static void list(uint32_t server, uint32_t file) {
 static void tell_as(uint32_t server, uint64_t request, uint32_t ask, uint32_t first, uint32_t n,
                     uint32_t flags, const void *bulk, uint32_t bulk_bytes) {
   mlfab__view v = {request, 5 + server, number(FILES), ask, flags, n, 1 + server};
-  for (uint32_t i = 0; i < FILES; i++) {
+  for (uint32_t i = 0; i < FILES; i++)
     if ((uintptr_t)bulk - (uintptr_t)files[i] < sizeof files[i]) v.file = number(i) + misnumber;
-  }
   talk_say(SERVER(server), MLFAB__VIEW, mlfab__encode_view(t->meta, &v, runs + first), bulk,
            bulk_bytes);
   listen();

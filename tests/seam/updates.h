@@ -239,13 +239,12 @@ static inline int spoil(mlfab__rng *prng, const mlfab__layout *layout, const sha
   double bad = u->packets || mlfab__rng_below(prng, 2) ? (double)NAN : (double)INFINITY;
   float bad32 = (float)bad;
   if (dtype == MLFAB_I64) return 0;
-  if (half != MLFAB_HALF_NONE) {
+  if (half != MLFAB_HALF_NONE)
     memset(to, 0xff, 2);
-  } else if (dtype == MLFAB_F32) {
+  else if (dtype == MLFAB_F32)
     memcpy(to, &bad32, 4);
-  } else {
+  else
     memcpy(to, &bad, 8);
-  }
   return 1;
 }
 
