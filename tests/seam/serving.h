@@ -100,7 +100,7 @@ static inline void seam_process(seam *s, uint32_t p) {
 
 static inline void seam_bye(seam *s, uint32_t p) {
   uint32_t drops = s->drops;
-  SAY(s, p, BYE, bye, {.code = 0});
+  SAY(s, p, BYE, bye, .code = 0);
   assert_true(s->peers[p].link == 0);
   s->drops = drops;
 }
@@ -110,7 +110,7 @@ static inline void seam_bye(seam *s, uint32_t p) {
 /* All peers that have a link live. */
 static void seam_beat(seam *s) {
   for (uint32_t p = 0; p < SEAM_PEERS; p++)
-    if (s->peers[p].link) SAY(s, p, HEARTBEAT, heartbeat, {.sent_ns = s->now});
+    if (s->peers[p].link) SAY(s, p, HEARTBEAT, heartbeat, .sent_ns = s->now);
 }
 
 /* Time passes, in which all of them live. */

@@ -272,14 +272,14 @@ static void tell_group(const group *g, double rate) {
 
 static void tell_release(group *g, uint64_t upto) {
   g->released = mlfab__max(g->released, upto);
-  SAY(&w, at_server(g->server), RELEASE, release, {g->number, upto});
+  SAY(&w, at_server(g->server), RELEASE, release, g->number, upto);
 }
 
 static void end_group(group *g) {
   uint32_t server = g->server;
   uint64_t number = g->number;
   free_group(g);
-  SAY(&w, at_server(server), GROUP_END, group_end, {number});
+  SAY(&w, at_server(server), GROUP_END, group_end, number);
 }
 
 /* The bulk is borrowed for the call only. */
@@ -928,7 +928,7 @@ WITH_ALL(test_silent_member) {
   say_chunk(&late, 1, late.sent[1], 0, late.update[1].data, CHUNK);
   tell_release(g, g->shape.bytes);
   assert_false(take(0));
-  SAY(&w, at_server(0), GROUP_END, group_end, {g->number});
+  SAY(&w, at_server(0), GROUP_END, group_end, g->number);
   say_chunk(&late, 1, late.sent[1], 0, late.update[1].data, CHUNK);
   work_wait(&w, 10 * BEAT);
   assert_int_equal(w.drops, 0);
@@ -1020,7 +1020,7 @@ WITH_ALL(test_release) {
   assert_true(take(0));
   assert_int_equal(g->forwarded, CHUNK + 4);
   assert_false(take(0));
-  SAY(&w, at_server(0), RELEASE, release, {g->number, CHUNK}); /* an older one */
+  SAY(&w, at_server(0), RELEASE, release, g->number, CHUNK); /* an older one */
   tell_release(g, bytes);
   take_all(0);
   assert_int_equal(g->forwarded, 4 * CHUNK + 4);
@@ -1169,7 +1169,7 @@ WITH_ALL(test_idle_recipient) {
     if (beat == 10) work_take(&w, 0, 1);
   }
   assert_int_equal(f.spread_fails, 0);
-  SAY(&w, at_server(0), PULL_FAIL, pull_fail, {.request = s.request, .code = MLFAB_ERR_CALLBACK});
+  SAY(&w, at_server(0), PULL_FAIL, pull_fail, .request = s.request, .code = MLFAB_ERR_CALLBACK);
   while (!s.last_sent) tell_model(&s, CHUNK);
   assert_int_equal(work_take(&w, 0, SEAM_ALL), 0);
   free_spread(&s);
@@ -1202,7 +1202,7 @@ WITH_ALL(test_done_and_lost) {
   make_spread(&s, 0, 3);
   for (uint32_t i = 0; i < 3; i++) s.worker[i] = i + 2;
   tell_spread(&s);
-  SAY(&w, at_server(0), SPREAD_FAIL, spread_fail, {s.request, 102, 4, 0});
+  SAY(&w, at_server(0), SPREAD_FAIL, spread_fail, s.request, 102, 4, 0);
   while (!s.last_sent) tell_model(&s, CHUNK);
   for (uint32_t m = 2; m < 5; m++) assert_int_equal(work_take(&w, m, SEAM_ALL) > 0, m < 4);
   assert_true(s.done[0] && s.done[1] && !s.done[2]);
@@ -1453,7 +1453,7 @@ WITH_ALL(test_bad_chunks) {
   group *g = begun_group(0);
   const uint8_t *data = bulk_of;
   const char *place = "out of place or not granted", *nobody = "without this member";
-  SAY(&w, 0, CHUNK, chunk, {1, 0, 1});
+  SAY(&w, 0, CHUNK, chunk, 1, 0, 1);
   gave_up(0, "no role");
   end_group(g);
   g = begun_group(0);
@@ -1578,8 +1578,8 @@ WITH_ALL(test_bad_manifests) {
 }
 
 WITH_ALL(test_bad_releases) {
-  SAY(&w, at_server(0), RELEASE, release, {99, 1}); /* for an unknown group: it has ended */
-  SAY(&w, at_server(0), GROUP_END, group_end, {99});
+  SAY(&w, at_server(0), RELEASE, release, 99, 1); /* for an unknown group: it has ended */
+  SAY(&w, at_server(0), GROUP_END, group_end, 99);
   assert_int_equal(w.drops, 0);
   for (int i = 0; i < 4; i++) {
     group *g = plain_group(1, 0);

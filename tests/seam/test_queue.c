@@ -238,7 +238,7 @@ static void sum_begin(uint32_t at, const message *m) {
   if (!one) { /* it has no room */
     mlfab__group_end head;
     assert_int_equal(mlfab__decode_group_end(m->meta, 8, &head), 0);
-    SAY(&s, at, GROUP_FAIL, group_fail, {head.group, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN});
+    SAY(&s, at, GROUP_FAIL, group_fail, head.group, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
     return;
   }
   assert_int_equal(
@@ -312,8 +312,7 @@ static void sum_step(uint32_t at) {
     const pending *q = push_find(&w.peers[member->worker], member->seq);
     int sends = q && q->group == one->group.group && q->aggregator == at && p->met[member->worker];
     if (!sends && draw(20) == 0)
-      SAY(&s, at, FORWARD, forward,
-          {one->group.group, 0, one->group.packed ? 0 : one->shape.bytes});
+      SAY(&s, at, FORWARD, forward, one->group.group, 0, one->group.packed ? 0 : one->shape.bytes);
     if (!sends) return;
     if (q->bad) {
       sum_fail(at, one, member, MLFAB_ERR_NOT_FINITE);
@@ -713,7 +712,7 @@ static void nothing_queued(void) {
     announce(i);
     assert_int_equal(w.nwaiting, 1);
     assert_true(w.waiting[0].worker == i && w.waiting[0].lag == 0);
-    SAY(&s, i, WITHDRAW, withdraw, {q->seq, 1, w.peers[i].generation});
+    SAY(&s, i, WITHDRAW, withdraw, q->seq, 1, w.peers[i].generation);
     q->seq = 0;
   }
   assert_int_equal(s.drops, 0);
@@ -840,15 +839,15 @@ SCENE(test_bad_sums) {
     const struct {
       uint64_t offset, total;
       uint32_t bytes;
-    } said[] = {{0, 0, first},           /* its length is not known */
-                {0, 8 * raw + 8, first}, /* longer than its elements need */
-                {8, u->bytes, first},    /* out of place */
-                {0, first - 8, first},   /* longer than it says itself */
-                {0, u->bytes - 8, 0},    /* its length changes */
-                {0, 0, 0},               /* likewise */
-                {0, u->bytes, first}};   /* a good one, and then the members' own lengths */
-    SAY(&s, 0, FORWARD, forward, {number, 0, 0}); /* a report of progress */
-    if (i >= 4) SAY(&s, 0, FORWARD, forward, {number, 0, u->bytes});
+    } said[] = {{0, 0, first},                  /* its length is not known */
+                {0, 8 * raw + 8, first},        /* longer than its elements need */
+                {8, u->bytes, first},           /* out of place */
+                {0, first - 8, first},          /* longer than it says itself */
+                {0, u->bytes - 8, 0},           /* its length changes */
+                {0, 0, 0},                      /* likewise */
+                {0, u->bytes, first}};          /* a good one, and then the members' own lengths */
+    SAY(&s, 0, FORWARD, forward, number, 0, 0); /* a report of progress */
+    if (i >= 4) SAY(&s, 0, FORWARD, forward, number, 0, u->bytes);
     assert_int_equal(s.drops, 0);
     if (i < 7) {
       mlfab__forward forward = {number, said[i].offset, said[i].total};
@@ -966,7 +965,7 @@ static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, flo
   mlfab__plan_entry entries[2];
   OPEN_FEW(1, few, .rule = MLFAB_OPTIMIZER_SGD, .sync = sync, .on_update = add_as_told);
   for (uint32_t i = 0; i < PEERS && rounds; i++)
-    if (i < 1 || i > 2) SAY(&s, i, DONE, done, {0});
+    if (i < 1 || i > 2) SAY(&s, i, DONE, done, 0);
   push_as(3, 0, 1.0);
   place_one(1, 3); /* chunks that arrive wait until the update is complete */
   for (uint32_t i = 1; i <= 2; i++) {

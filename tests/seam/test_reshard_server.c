@@ -361,7 +361,7 @@ SCENE(test_wrong_clocks) {
   assert_int_equal(s.drops, 0);
   say_part(0);
   refused("a part without a clock", 0);
-  SAY(&s, FROM, BARRIER, barrier, {.number = 1});
+  SAY(&s, FROM, BARRIER, barrier, .number = 1);
   refused("a frame that no server sends", 0);
   say_clock(&the_clock, 0);
   complete(2, 0);

@@ -85,13 +85,13 @@ static void ask(uint32_t worker, uint64_t request, uint64_t offset, uint64_t byt
 }
 static void ask_all(uint32_t worker, uint64_t request) { ask(worker, request, 0, BYTES, 0); }
 static void cancel(uint32_t worker, uint64_t request) {
-  SAY(&s, worker, PULL_CANCEL, pull_cancel, {request});
+  SAY(&s, worker, PULL_CANCEL, pull_cancel, request);
 }
 static void done(uint32_t worker, uint64_t request) {
-  SAY(&s, worker, PULL_DONE, pull_done, {request});
+  SAY(&s, worker, PULL_DONE, pull_done, request);
 }
 static void spread_fail(uint32_t aggregator, uint64_t spread, uint64_t request, uint32_t worker) {
-  SAY(&s, aggregator, SPREAD_FAIL, spread_fail, {spread, request, worker, MLFAB_ERR_PEER_DEAD});
+  SAY(&s, aggregator, SPREAD_FAIL, spread_fail, spread, request, worker, MLFAB_ERR_PEER_DEAD);
 }
 
 static mlfab__plan_entry entry(uint32_t worker, uint64_t id, uint32_t group, uint32_t aggregator) {
@@ -325,7 +325,7 @@ SERVED(test_rounds) {
   assert_int_equal(step(2, 1), 0);
   for (uint32_t w = 0; w < W; w++) {
     assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 0);
-    SAY(&s, w, PROGRESS, progress, {.progress = 1});
+    SAY(&s, w, PROGRESS, progress, .progress = 1);
   }
   assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 1);
   assert_int_equal(step(2, 1), 0);
@@ -333,7 +333,7 @@ SERVED(test_rounds) {
   drain_all(2, 9);
   /* A round that a callback refused fails its pull once, without an announcement. */
   refuse_round = 1;
-  for (uint32_t w = 1; w < W; w++) SAY(&s, w, PROGRESS, progress, {.progress = 2});
+  for (uint32_t w = 1; w < W; w++) SAY(&s, w, PROGRESS, progress, .progress = 2);
   assert_int_equal(push(0, 0, 4, 1), 0);
   ask(2, 10, 0, BYTES, 2);
   assert_int_equal(failed(2).code, MLFAB_ERR_CALLBACK);
@@ -614,7 +614,7 @@ static int play_peer(const char *name, uint32_t p) {
   if (IS("process")) return seam_process(&s, p), 1;
   if (IS("bye")) return seam_bye(&s, p), 1;
   if (IS("capacity")) /* of the worker's link; 0: not known */
-    return SAY(&s, p, CAPACITY, capacity, {0, n ? (double)n : -1.0, 50.0}), 1;
+    return SAY(&s, p, CAPACITY, capacity, 0, n ? (double)n : -1.0, 50.0), 1;
   if (IS("vias")) return EXPECT(vias(p) == n);
   if (IS("via")) return EXPECT(via(p).aggregator == peers(2).first); /* its last route */
   if (IS("mark")) return play.attempt = via(p).attempt, 1;           /* its present attempt */

@@ -74,7 +74,7 @@ static void push_whole(uint64_t seq) {
 }
 
 static void say_progress(uint32_t w, uint64_t progress) {
-  SAY(&s, w, PROGRESS, progress, {progress, 0, 0});
+  SAY(&s, w, PROGRESS, progress, progress, 0, 0);
 }
 
 /* need: with DROP; else the staleness. */
@@ -120,7 +120,7 @@ static told ask_state(uint32_t w) {
                      6);
     t.waits = 1;
   }
-  SAY(&s, w, PULL_CANCEL, pull_cancel, {1});
+  SAY(&s, w, PULL_CANCEL, pull_cancel, 1);
   return t;
 }
 
@@ -427,7 +427,7 @@ THREE(test_withdrawn_in_order) {
   mlfab__define d = seam_model(MLFAB_SYNC_ASYNC, 0);
   start(&d);
   for (uint64_t seq = 1; seq <= 2; seq++) say_push(0, update(seq, 0, 0, bytes_of_model), NULL, 0);
-  SAY(&s, 0, WITHDRAW, withdraw, {2, 1, s.peers[0].ack.generation});
+  SAY(&s, 0, WITHDRAW, withdraw, 2, 1, s.peers[0].ack.generation);
   seam_settle(&s);
   assert_int_equal(COUNT_OF(&s, PUSH_ACK, 0), 0);
   for (uint64_t at = 0; at < bytes_of_model; at += CHUNK) say_chunk(0, 1, at, CHUNK);
@@ -435,7 +435,7 @@ THREE(test_withdrawn_in_order) {
   assert_int_equal(COUNT_OF(&s, PUSH_ACK, 0), 2);
   assert_true(acknowledged(0).seq == 2 && acknowledged(0).code == MLFAB_ERR_WITHDRAWN);
   say_push(0, update(3, 1, 0, bytes_of_model), NULL, 0);
-  SAY(&s, 0, WITHDRAW, withdraw, {3, 1, s.peers[0].ack.generation});
+  SAY(&s, 0, WITHDRAW, withdraw, 3, 1, s.peers[0].ack.generation);
   assert_true(acknowledged(0).seq == 3 && acknowledged(0).code == MLFAB_ERR_WITHDRAWN);
 }
 

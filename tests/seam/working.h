@@ -93,11 +93,8 @@ static void work_answer(seam *w, uint32_t p) {
     work_greet(w, p, MLFAB__ACK_STOP);
   } else if (w->owed_defines & bit) {
     w->owed_defines &= ~bit;
-    SAY(w, p, DEFINE_ACK, define_ack,
-        {.server = p - w->config.workers,
-         .ask = define->ask,
-         .packets = 1,
-         .options = define->options});
+    SAY(w, p, DEFINE_ACK, define_ack, .server = p - w->config.workers, .ask = define->ask,
+        .packets = 1, .options = define->options);
   }
 }
 
