@@ -532,6 +532,7 @@ static void crowd_close(void) {
   for (uint32_t i = 0; i < crowd.all; i++) crowd_kill(i);
   for (uint32_t e = 0; e < crowd.nends; e++)
     if (crowd.ends[e].up) crowd_shut(e);
+  crowd.all = 0;
   assert_int_equal(crowd.bytes, 0);
 }
 

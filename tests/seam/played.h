@@ -209,9 +209,10 @@ static void seam_say(seam *s, uint32_t p, uint8_t type, uint32_t meta_bytes) {
   seam_bulk(s, p, type, meta_bytes, NULL, 0);
 }
 /* SAY(s, 3, PULL_DONE, pull_done, .request = 5) */
-#define SAY(s, p, TYPE, name, ...) \
-  seam_say(s, p, MLFAB__##TYPE,    \
-           mlfab__encode_##name((s)->meta, &(const mlfab__##name){__VA_ARGS__}))
+#define SAY(s, p, TYPE, name, ...) SAY_BULK(s, p, TYPE, name, NULL, 0, __VA_ARGS__)
+#define SAY_BULK(s, p, TYPE, name, bulk, bytes, ...) \
+  seam_bulk(s, p, MLFAB__##TYPE,                     \
+            mlfab__encode_##name((s)->meta, &(const mlfab__##name){__VA_ARGS__}), bulk, bytes)
 
 /* The link to a peer breaks. */
 static inline void seam_lost(seam *s, uint32_t p) {

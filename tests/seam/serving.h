@@ -184,6 +184,14 @@ static inline const seam_heard *seam_last(const seam *s, uint8_t type, uint32_t 
 
 /* --- what most workers say --- */
 
+/* Worker `p` pulls a stretch of the model. */
+static inline void seam_ask(seam *s, uint32_t p, uint64_t request, uint64_t offset, uint64_t bytes,
+                            uint64_t progress) {
+  mlfab__segment segment = {offset, bytes};
+  mlfab__pull pull = {request, progress, 0, 0, 1, 0};
+  seam_say(s, p, MLFAB__PULL, mlfab__encode_pull(s->meta, &pull, &segment, NULL));
+}
+
 /* Worker `p` defines a model of these tensors, define->tensors of them. */
 static inline void seam_define_all(seam *s, uint32_t p, const mlfab__define *define,
                                    const mlfab__tensor_info *tensors) {

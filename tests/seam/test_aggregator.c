@@ -285,11 +285,10 @@ static void end_group(group *g) {
 /* The bulk is borrowed for the call only. */
 static void say_chunk(const group *g, uint32_t k, uint64_t offset, uint64_t total, const void *from,
                       uint32_t bytes) {
-  mlfab__hop_chunk chunk = {g->number, g->seq[k], offset, total, g->server};
   uint8_t *bulk = bytes && from && !f.ghost ? malloc(bytes) : NULL;
   if (bulk) memcpy(bulk, from, bytes);
-  seam_bulk(&w, g->worker[k], MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(w.meta, &chunk), bulk,
-            bytes);
+  SAY_BULK(&w, g->worker[k], HOP_CHUNK, hop_chunk, bulk, bytes, g->number, g->seq[k], offset, total,
+           g->server);
   free(bulk);
 }
 
@@ -1387,11 +1386,10 @@ SCENE(test_changing) {
       changing_to(below(4000 / count) * count, &any, count);
     }
     changing_arm();
-    mlfab__hop_chunk chunk = {g->number, g->seq[0], 0, u->bytes, g->server};
     g->sent[0] = u->bytes;
     g->guilty = 1;
-    seam_bulk(&w, 0, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(w.meta, &chunk), bytes,
-              (uint32_t)u->bytes);
+    SAY_BULK(&w, 0, HOP_CHUNK, hop_chunk, bytes, (uint32_t)u->bytes, g->number, g->seq[0], 0,
+             u->bytes, g->server);
     assert_int_equal(changing_end(), 1);
     assert_int_equal(f.fails, w.drops);
     taken += w.drops == 0;

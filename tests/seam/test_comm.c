@@ -8,6 +8,7 @@
 #include "core/api/parts.h"
 #include "core/coll/comm.h"
 #include "core/node/node.h"
+#define SCENE_ENDS close_world()
 #include "crowd.h"
 #include "core/kernels/kernels_combine.h"
 #include "tests/unit/values.h"
@@ -182,20 +183,6 @@ static int hear(uint32_t from, uint32_t to, mlfab__header *header, uint8_t *meta
 
 static void look(uint32_t i);
 
-static void begin_world(uint32_t n, uint64_t seed) {
-  memset(&w, 0, sizeof w);
-  crowd_begin(n, seed);
-  w.seed = seed;
-  w.most = 2000;
-  crowd.look = look;
-  crowd.hear = hear;
-}
-
-static void open_world(uint32_t n, uint64_t seed) {
-  begin_world(n, seed);
-  crowd_open();
-}
-
 /* Allreduces of more bytes than these are planned: as trees of any form. */
 static void add_scheduler(uint32_t bytes) {
   crowd.config.scheduler = MLFAB_SCHEDULER_OWN;
@@ -221,11 +208,27 @@ static void revive_worker(uint32_t i) {
 }
 
 static void close_world(void) {
+  if (crowd.all == 0) return;
   for (uint32_t i = 0; i < crowd.all && !crowd.asked; i++)
     if (crowd.nodes[i].node && !w.refused) assert_int_equal(crowd_stats(i).frames_refused, 0);
   for (uint32_t i = 0; i < crowd.n; i++) kill_worker(i);
   for (uint32_t i = 0; i < OPEN; i++) free(w.results[i].data);
   crowd_close();
+}
+
+static void begin_world(uint32_t n, uint64_t seed) {
+  close_world();
+  memset(&w, 0, sizeof w);
+  crowd_begin(n, seed);
+  w.seed = seed;
+  w.most = 2000;
+  crowd.look = look;
+  crowd.hear = hear;
+}
+
+static void open_world(uint32_t n, uint64_t seed) {
+  begin_world(n, seed);
+  crowd_open();
 }
 
 static int can_call(uint32_t i) {
@@ -585,7 +588,6 @@ SCENE(test_calls) {
     run(10 + chance(40), round % 2);
     assert_int_equal(w.failed, 0);
     finished += w.finished;
-    close_world();
   }
   print_message("%u collectives\n", (unsigned)finished);
 }
@@ -634,7 +636,6 @@ SCENE(test_failures) {
       assert_int_not_equal(w.workers[i].last.code, MLFAB_ERR_MISMATCH);
     finished += w.finished;
     failed += w.failed;
-    close_world();
   }
   print_message("%u collectives, %u failures seen\n", (unsigned)finished, (unsigned)failed);
   assert_true(failed > 10);
@@ -656,7 +657,6 @@ SCENE(test_server_links) {
     run(furthest() + 20, 0);
     for (uint32_t i = 0; i < crowd.n; i++)
       assert_int_not_equal(w.workers[i].last.code, MLFAB_ERR_MISMATCH);
-    close_world();
   }
 }
 
@@ -706,7 +706,6 @@ SCENE(test_shapes) {
     assert_true(crowd.now - start < CROWD_BEAT); /* not by the look at the clock */
     all_call(&plain_sum);
     expect_all(1, MLFAB_ERR_MISMATCH, (int32_t)odd, "");
-    close_world();
   }
 }
 
@@ -733,7 +732,6 @@ SCENE(test_deadlines) {
                seed % 2 ? "worker 3 has not called it" : "takes no part yet");
     all_call(&plain_sum);
     expect_all(1, MLFAB_ERR_TIMEOUT, 3, "");
-    close_world();
   }
 }
 
@@ -754,7 +752,6 @@ SCENE(test_failure_after_failure) {
     assert_true(w.workers[0].generation >= 1);
     assert_int_equal(w.workers[1].generation, w.workers[0].generation);
     assert_int_equal(w.workers[2].generation, w.workers[0].generation);
-    close_world();
   }
 }
 
@@ -780,7 +777,6 @@ SCENE(test_not_finite) {
     all_call(&plain_sum);
   }
   expect_all(2, MLFAB_ERR_NOT_FINITE, 2, "");
-  close_world();
 }
 
 /* A worker that leaves in good order ends nothing that it has called. */
@@ -815,7 +811,6 @@ SCENE(test_leaving) {
     }
     all_call(&plain_sum);
     assert_int_equal(crowd_epoch_of(crowd.newest)->members, 3);
-    close_world();
   }
 }
 
@@ -841,7 +836,6 @@ SCENE(test_owed) {
   assert_int_equal(w.workers[0].last.code, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(w.workers[0].last.is_server, 1);
   assert_int_equal(begin(0, &plain_sum, 0), MLFAB_ERR_PEER_DEAD);
-  close_world();
 }
 
 /* A worker that lives, and that the others cannot reach, is named after some beats. */
@@ -860,7 +854,6 @@ SCENE(test_unreachable) {
   crowd.hidden = 0;
   all_call(&plain_sum);
   expect_all(1, MLFAB_ERR_PEER_DEAD, 2, "");
-  close_world();
 }
 
 /* Each is refused before anything is sent. Zeros stand for an allreduce of F64, over two buffers that lie apart. */
@@ -924,7 +917,6 @@ SCENE(test_arguments) {
   assert_int_equal(crowd.newest, 0);
   all_call(&plain_sum);
   assert_int_equal(crowd.newest, 1);
-  close_world();
 }
 
 /* --- how much --- */
@@ -946,7 +938,6 @@ SCENE(test_ahead) {
   }
   settle();
   assert_int_equal(w.failed, 0);
-  close_world();
 }
 
 /* Eager bytes are given back to their sender: many times its credit passes. */
@@ -961,7 +952,6 @@ SCENE(test_credit) {
     settle();
   }
   assert_int_equal(w.failed, 0);
-  close_world();
 }
 
 /* Small messages are acknowledged by sixteen, and before a quarter of a beat is over. */
@@ -983,7 +973,6 @@ SCENE(test_acknowledges_seldom) {
   assert_int_equal(w.acks, acks + 2);
   crowd_run(CROWD_BEAT);
   assert_int_equal(w.acks, acks + 2);
-  close_world();
 }
 
 /* Trees of large arrays, several at a time. Few bytes wait until they can be added, whoever is slow, and all of them
@@ -1015,7 +1004,6 @@ SCENE(test_windows) {
     /* The windows, a pool of copies, and the runs' notes of each message. */
     assert_in_range(most, 256 << 10, WINDOWS + (4 << 20));
     assert_int_equal(w.failed, 0);
-    close_world();
   }
 }
 
@@ -1037,7 +1025,6 @@ SCENE(test_steady) {
   }
   print_message("%u allocations in 100 rounds of 5\n", (unsigned)(after - before));
   assert_in_range(after - before, 0, 20); /* queues that were never as long before */
-  close_world();
 }
 
 /* Whatever allocation fails: the call, or all calls, with MEMORY; nothing hangs or leaks. */
@@ -1059,7 +1046,6 @@ SCENE(test_memory) {
     crowd.asked = 1;
     crowd_run(200 * CROWD_BEAT);
     for (uint32_t i = 0; i < crowd.n; i++) assert_int_equal(w.workers[i].nopen, 0);
-    close_world();
   }
   assert_true(failed > 0);
 }
@@ -1074,7 +1060,6 @@ SCENE(test_list_lost) {
   assert_true(crowd.asked > 0);
   assert_int_equal(w.failed, 0);
   for (uint32_t i = 0; i < crowd.n; i++) assert_int_equal(w.workers[i].nopen, 0);
-  close_world();
 }
 
 /* --- which algorithm --- */
@@ -1114,7 +1099,6 @@ SCENE(test_choices_inside) {
     } else { /* in segments of parts */
       assert_true(longest <= 256 << 10);
     }
-    close_world();
   }
 }
 
@@ -1195,6 +1179,5 @@ SCENE(test_bent_frames) {
     assert_int_equal(w.failed, 0);
     refused = crowd_stats(0).frames_refused + crowd_stats(1).frames_refused;
     assert_int_equal(refused, 1);
-    close_world();
   }
 }

@@ -123,12 +123,11 @@ static void hear(seam *s, const seam_heard *heard) {
 
 /* Reads the model into n->model, with the versions of its slices. */
 static const uint8_t *node_read(node *n) {
-  mlfab__segment all = {0, n->layout.bytes};
-  mlfab__pull pull = {.request = READS | ++n->reads, .segments = 1};
+  uint64_t request = READS | ++n->reads;
   n->s.peers[READER].room = SEAM_ALL;
-  seam_say(&n->s, READER, MLFAB__PULL, mlfab__encode_pull(n->s.meta, &pull, &all, NULL));
+  seam_ask(&n->s, READER, request, 0, n->layout.bytes, 0);
   while (n->ntokens > 0) seam_sent(&n->s, READER, n->tokens[--n->ntokens]);
-  assert_true(n->read == pull.request);
+  assert_true(n->read == request);
   n->s.peers[READER].room = 0;
   return n->model;
 }

@@ -7,6 +7,7 @@
  * Oracles: a dense group of the same values at another server; the sum of the updates that were said to be applied.
  * MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/base/env.h"
+#define SCENE_ENDS close_world()
 #include "tests/seam/serving.h"
 #include "tests/seam/updates.h"
 
@@ -211,10 +212,9 @@ static void send_some(uint32_t at) {
     uint64_t upto = mlfab__min(q->granted, q->update.bytes);
     uint32_t n = piece_of(q->update.data, q->sent, upto, q->packed);
     if (n == 0) continue;
-    mlfab__chunk chunk = {q->seq, q->sent, p->generation};
-    const uint8_t *from = q->update.data + q->sent;
+    uint64_t from = q->sent;
     q->sent += n;
-    seam_bulk(&s, at, MLFAB__CHUNK, mlfab__encode_chunk(s.meta, &chunk), from, n);
+    SAY_BULK(&s, at, CHUNK, chunk, q->update.data + from, n, q->seq, from, p->generation);
     return;
   }
 }
@@ -326,12 +326,11 @@ static void sum_step(uint32_t at) {
   uint64_t upto = mlfab__min(one->released, one->total);
   uint32_t n = piece_of(one->stream, one->sent, upto, (int)one->group.packed);
   if (n == 0) return;
-  mlfab__forward forward = {one->group.group, one->sent, one->total};
-  const uint8_t *from = one->stream + one->sent;
+  uint64_t from = one->sent;
   one->sent += n;
   /* Most faults occur earlier; this one occurs when part of a sum is at the server. */
   if (!w.calm && draw(40) == 0) w.cut_off = at + 1;
-  seam_bulk(&s, at, MLFAB__FORWARD, mlfab__encode_forward(s.meta, &forward), from, n);
+  SAY_BULK(&s, at, FORWARD, forward, one->stream + from, n, one->group.group, from, one->total);
 }
 
 /* --- what the server says --- */
@@ -520,8 +519,21 @@ static const mlfab__tensor_info floats[] = {{0, MLFAB_F64, 600}, {1, MLFAB_F32, 
 static const mlfab__tensor_info few[] = {{0, MLFAB_F32, COUNT}};
 static const mlfab__tensor_info integers[] = {{0, MLFAB_I64, COUNT / 2}};
 
+static void close_world(void) {
+  if (!s.node) return;
+  seam_close(&s);
+  for (uint32_t i = 0; i < PEERS; i++) {
+    clear(i);
+    for (int k = 0; k < PENDING; k++) free_update(&w.peers[i].pushes[k].update);
+  }
+  mlfab__layout_free(&w.env, &w.layout);
+  free(w.expected);
+  free(w.model);
+}
+
 static void open_world(uint64_t seed, setting is) {
   uint32_t n = is.ntensors;
+  close_world();
   memset(&w, 0, sizeof w);
   if (is.bound == 0) is.bound = MLFAB_UNBOUNDED;
   w.is = is;
@@ -572,24 +584,12 @@ static void open_world(uint64_t seed, setting is) {
                              .accumulators = 2, \
                              __VA_ARGS__})
 
-static void close_world(void) {
-  seam_close(&s);
-  for (uint32_t i = 0; i < PEERS; i++) {
-    clear(i);
-    for (int k = 0; k < PENDING; k++) free_update(&w.peers[i].pushes[k].update);
-  }
-  mlfab__layout_free(&w.env, &w.layout);
-  free(w.expected);
-  free(w.model);
-}
-
 /* Worker 0 pulls the model, which no scheduler plans. */
 static const uint8_t *read_model(void) {
-  mlfab__pull pull = {.request = 1, .segments = 1};
   if (scheduler_up()) scheduler_turn();
   if (!linked(0)) greet(0);
   s.peers[0].room = SEAM_ALL;
-  seam_say(&s, 0, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, w.all.segments, NULL));
+  seam_ask(&s, 0, 1, 0, w.all.bytes, 0);
   while (w.ntokens > 0) seam_sent(&s, 0, w.tokens[--w.ntokens]);
   assert_true(w.read);
   scheduler_turn();
@@ -683,7 +683,6 @@ SCENE(test_fabric) {
     groups += w.groups[1];
     applied += seam_stats(&s).groups_applied;
     lost += seam_stats(&s).groups_failed;
-    close_world();
   }
   if (last_seed - first_seed >= 29) assert_true(groups > 300 && applied > 200 && lost > 100);
 }
@@ -732,7 +731,6 @@ SCENE(test_random_plans) {
     assert_true(w.applied > 20 && (bound > 3 || w.dropped > 0));
     groups += seam_stats(&s).groups_applied;
     nothing_queued();
-    close_world();
   }
   assert_true(groups > 3 * (last_seed - first_seed + 1));
 }
@@ -787,7 +785,6 @@ SCENE(test_as_dense) {
       if (!packed) memcpy(dense, w.model, w.layout.bytes);
       if (packed && !same_values(&w.layout, &w.all, dense, w.model))
         fail_msg("seed %u: packed is not as dense", (unsigned)seed);
-      close_world();
     }
   }
 }
@@ -849,11 +846,9 @@ SCENE(test_bad_sums) {
     SAY(&s, 0, FORWARD, forward, number, 0, 0); /* a report of progress */
     if (i >= 4) SAY(&s, 0, FORWARD, forward, number, 0, u->bytes);
     assert_int_equal(s.drops, 0);
-    if (i < 7) {
-      mlfab__forward forward = {number, said[i].offset, said[i].total};
-      seam_bulk(&s, 0, MLFAB__FORWARD, mlfab__encode_forward(s.meta, &forward),
-                said[i].bytes ? u->data : NULL, said[i].bytes);
-    }
+    if (i < 7)
+      SAY_BULK(&s, 0, FORWARD, forward, said[i].bytes ? u->data : NULL, said[i].bytes, number,
+               said[i].offset, said[i].total);
     assert_int_equal(s.drops, i < 6);
     if (i >= 6) seam_lost(&s, 0);
     s.drops = 0;
@@ -861,7 +856,6 @@ SCENE(test_bad_sums) {
     scheduler_turn();
     scheduler_turn(); /* the server tells it of all that waits */
     assert_int_equal(w.report.backlog, lengths());
-    close_world();
   }
 }
 
@@ -874,11 +868,7 @@ static void place_one(uint64_t id, uint32_t worker) {
   place(&e, 1);
 }
 
-static void change(uint32_t kind) {
-  mlfab__sync_ask ask = {.ask = 1};
-  ask.consistency.kind = kind;
-  seam_say(&s, 4, MLFAB__SYNC, mlfab__encode_sync_ask(s.meta, &ask));
-}
+static void change(uint32_t kind) { SAY(&s, 4, SYNC, sync_ask, 1, {.kind = kind}); }
 
 /* Is there a frame of this type on its way to worker `i`? Returns the last, or NULL. */
 static const message *message_of(uint32_t i, uint8_t type) {
@@ -928,7 +918,6 @@ SCENE(test_rounds_begin_under_a_group) {
   assert_int_equal(w.peers[1].applied, 2);
   const float *model = weights();
   assert_true(model[0] >= 1.0f && model[1] >= 2.0f && model[2] >= 1.0f);
-  close_world();
 }
 
 /* A small update of two stretches travels in two frames. The plan drops it, because it is behind a placed
@@ -942,12 +931,10 @@ SCENE(test_drop_with_bytes_on_their_way) {
   place_one(1, 1);
   assert_non_null(message_of(1, MLFAB__GRANT));
   say_push(1, &small, data);
-  mlfab__chunk chunk = {2, 32, w.peers[1].generation};
-  seam_bulk(&s, 1, MLFAB__CHUNK, mlfab__encode_chunk(s.meta, &chunk), data, 32);
+  SAY_BULK(&s, 1, CHUNK, chunk, data, 32, 2, 32, w.peers[1].generation);
   turns(50);
   assert_int_equal(w.peers[1].applied, 1);
   assert_int_equal(seam_stats(&s).updates_dropped, 1);
-  close_world();
 }
 
 /* An update callback for a group: w + scale * sum, with the arguments that it receives. */
@@ -1012,7 +999,6 @@ SCENE(test_weights_of_integers) {
     place(entries, 2);
     for (int i = 0; i < 16; i++) deliver(0);
     assert_int_equal(w.groups[0], k);
-    close_world();
   }
 }
 
@@ -1020,19 +1006,17 @@ SCENE(test_weights_of_integers) {
 SCENE(test_bound_set_late) {
   for (uint32_t grouped = 0; grouped < 2; grouped++) {
     mlfab__plan_entry entries[2] = {entry(1, 1, grouped, 0), entry(1, 2, grouped, 0)};
-    const mlfab__schedule schedule = {.delay_bound = 1 + grouped};
     start(0);
     push_as(3, 0, 1.0);
     place_one(1, 3); /* the others wait for it */
     for (uint32_t i = 1; i <= 2; i++) push_as(i, 0, 1.0);
     place(entries, 2);
-    seam_say(&s, 0, MLFAB__SCHEDULE, mlfab__encode_schedule(s.meta, &schedule));
+    SAY(&s, 0, SCHEDULE, schedule, .delay_bound = 1 + grouped);
     w.lowered = 1;
     turns(200);
     assert_int_equal(w.peers[1].applied, grouped);
     assert_int_equal(w.peers[1].dropped, 1 - grouped);
     assert_true(w.peers[2].applied == 0 && w.peers[2].dropped == 1);
-    close_world();
   }
 }
 
@@ -1060,7 +1044,6 @@ SCENE(test_silent_members) {
   seam_beat(&s);
   turns(300);
   for (uint32_t i = 0; i < PEERS; i++) assert_int_equal(w.peers[i].applied, 1);
-  close_world();
 }
 
 /* An update that the plan drops is told so at once, with the delay that it would have had, and is never
@@ -1083,7 +1066,6 @@ SCENE(test_dropped_by_plan) {
       assert_int_equal(mlfab__decode_push_ack(m->meta, m->bytes, &ack), 0);
       assert_true(ack.code == MLFAB_ERR_DROPPED && ack.delay == 99);
     }
-    close_world();
   }
 }
 
@@ -1105,5 +1087,4 @@ SCENE(test_scheduler_that_plans_nothing) {
     seam_pass(&s, BEAT / 4);
   }
   assert_true(s.drops == 1 && s.dropped == PEERS && message_of(0, MLFAB__GRANT));
-  close_world();
 }

@@ -5,6 +5,7 @@
 #include "core/model/image.h"
 #include "core/model/layout.h"
 #include "core/reshard/reshard_wire.h"
+#define SCENE_ENDS close_all()
 #include "serving.h"
 
 enum {
@@ -119,10 +120,9 @@ static uint32_t answer_call(uint32_t i) {
 /* Server 0 or 2 calls the node. */
 static void server_calls(uint32_t server) {
   uint32_t p = FROM + server;
-  mlfab__hello hello = OF(mlfab__hello, .node = W + server, .incarnation = 1 + server,
-                          .roles = MLFAB_ROLE_SERVER, .nonce = 100 + server);
   s.peers[p].link = seam_dial(&s, 0, 0);
-  seam_say(&s, p, MLFAB__HELLO, mlfab__encode_hello(s.meta, &hello));
+  SAY(&s, p, HELLO, hello, .node = W + server, .incarnation = 1 + server,
+      .roles = MLFAB_ROLE_SERVER, .nonce = 100 + server);
   assert_true(s.peers[p].acked);
 }
 
@@ -131,9 +131,18 @@ static void server_answers(uint32_t server) {
   uint32_t p = TO + server;
   if (s.peers[p].link) return;
   assert_true(s.ncalled > 0);
-  mlfab__hello_ack ack = {.server = server, .model_stands = 1, .epoch = 1, .nonce = 100 + server};
   s.peers[p].link = answer_call(0);
-  seam_say(&s, p, MLFAB__HELLO_ACK, mlfab__encode_hello_ack(s.meta, &ack));
+  SAY(&s, p, HELLO_ACK, hello_ack, .server = server, .model_stands = 1, .epoch = 1,
+      .nonce = 100 + server);
+}
+
+static void close_all(void) {
+  if (!s.node) return;
+  mlfab__layout_free(&env, &layout);
+  assert_int_equal(env.bytes, 0);
+  assert_int_equal(wrong_bytes, 0);
+  s.hear = NULL;
+  seam_close(&s);
 }
 
 /* The node joins; workers and server 0 call it. */
@@ -142,6 +151,7 @@ static void open_bare(uint32_t rule_states, int own_rule) {
   mlfab_error error;
   uint8_t list[1024];
   uint32_t bytes = 0;
+  close_all();
   seam_init(&s, W);
   s.config.servers = 3;
   s.config.rank = 1;
@@ -170,14 +180,6 @@ static void open_bare(uint32_t rule_states, int own_rule) {
   all_moved = 0;
   for (uint32_t i = 0; i < SLICES; i++)
     if (layout.slices[i].server == 0) list_slice(i, rule_states);
-}
-
-static void close_all(void) {
-  mlfab__layout_free(&env, &layout);
-  assert_int_equal(env.bytes, 0);
-  assert_int_equal(wrong_bytes, 0);
-  s.hear = NULL;
-  seam_close(&s);
 }
 
 /* --- words of servers --- */
@@ -273,7 +275,6 @@ SCENE(test_all_arrives) {
     complete(rules[i].states, i == 1 ? 2 : 0);
     say_part(0); /* of an attempt that has ended */
     assert_int_equal(s.drops, 0);
-    close_all();
   }
 }
 
@@ -325,7 +326,6 @@ SCENE(test_wrong_bytes) {
         tried++;
       }
       complete(2, 0);
-      close_all();
     }
     assert_true(tried > 0);
   }
@@ -343,7 +343,6 @@ SCENE(test_states_of_another_rule) {
   assert_int_equal(s.drops, 0);
   say_part(i);
   refused("a state", i);
-  close_all();
 }
 
 SCENE(test_wrong_clocks) {
@@ -365,7 +364,6 @@ SCENE(test_wrong_clocks) {
   refused("a frame that no server sends", 0);
   say_clock(&the_clock, 0);
   complete(2, 0);
-  close_all();
 }
 
 /* --- messages of server 0 and of others --- */
@@ -407,7 +405,6 @@ SCENE(test_wrong_words) {
   }
   say_clock(&the_clock, 0);
   complete(2, 0);
-  close_all();
 }
 
 /* After an abort everything is as before, and the next attempt succeeds. */
@@ -430,7 +427,6 @@ SCENE(test_abort) {
   move_to(0, MLFAB__MOVE_SEND, ATTEMPT + 2);
   s.hear = NULL;
   assert_int_equal(got, 2 * 6 * 3); /* the two slices that it had */
-  close_all();
 }
 
 /* --- a server that joins: ADOPT --- */
@@ -498,5 +494,4 @@ SCENE(test_adopt) {
   assert_int_equal(s.drops, 0);
   seam_hello(&s, 1);
   assert_int_equal(s.peers[1].ack.epoch, 0); /* it moves */
-  close_all();
 }

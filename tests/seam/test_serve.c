@@ -79,9 +79,7 @@ static void hello(uint32_t p) {
 
 static void ask(uint32_t worker, uint64_t request, uint64_t offset, uint64_t bytes,
                 uint64_t progress) {
-  mlfab__segment segment = {offset, bytes};
-  mlfab__pull pull = {request, progress, 0, 0, 1, 0};
-  seam_say(&s, worker, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, &segment, NULL));
+  seam_ask(&s, worker, request, offset, bytes, progress);
 }
 static void ask_all(uint32_t worker, uint64_t request) { ask(worker, request, 0, BYTES, 0); }
 static void cancel(uint32_t worker, uint64_t request) {
@@ -518,10 +516,9 @@ SERVED(test_change_asked_again) {
                  {0, 2, MLFAB_SYNC_SSP, 0}};
   open_model(MLFAB_SYNC_ASYNC);
   for (uint32_t i = 0; i < 4; i++) {
-    mlfab__sync_ask ask_ = {.ask = changes[i].ask};
     mlfab__sync_ack ack;
-    ask_.consistency = (mlfab_sync){.kind = changes[i].kind, .staleness = 3};
-    seam_say(&s, changes[i].worker, MLFAB__SYNC, mlfab__encode_sync_ask(s.meta, &ask_));
+    SAY(&s, changes[i].worker, SYNC, sync_ask, changes[i].ask,
+        {.kind = changes[i].kind, .staleness = 3});
     LAST(&s, ack, SYNC_ACK, sync_ack, changes[i].worker);
     assert_int_equal(ack.code, 0);
     ask(4, 10 + i, 0, EAGER, 1);

@@ -63,8 +63,7 @@ static void say_push(uint32_t w, mlfab__push p, const void *bulk, uint32_t bulk_
 }
 
 static void say_chunk(uint32_t w, uint64_t seq, uint64_t at, uint32_t bytes) {
-  mlfab__chunk chunk = {seq, at, s.peers[w].ack.generation};
-  seam_bulk(&s, w, MLFAB__CHUNK, mlfab__encode_chunk(s.meta, &chunk), zeros, bytes);
+  SAY_BULK(&s, w, CHUNK, chunk, zeros, bytes, seq, at, s.peers[w].ack.generation);
 }
 
 /* Sends all bytes of an update; the server then applies it in several steps. */
@@ -79,12 +78,11 @@ static void say_progress(uint32_t w, uint64_t progress) {
 
 /* need: with DROP; else the staleness. */
 static void change(uint32_t w, uint64_t number, uint32_t kind, uint32_t need) {
-  mlfab__sync_ask ask = {.ask = number};
-  ask.consistency.kind = kind;
-  if (kind == MLFAB_SYNC_DROP) ask.consistency.need = need;
-  if (kind == MLFAB_SYNC_SSP) ask.consistency.staleness = need;
   mlfab__sync_ack ack;
-  seam_say(&s, w, MLFAB__SYNC, mlfab__encode_sync_ask(s.meta, &ask));
+  SAY(&s, w, SYNC, sync_ask, number,
+      {.kind = kind,
+       .need = kind == MLFAB_SYNC_DROP ? need : 0,
+       .staleness = kind == MLFAB_SYNC_SSP ? need : 0});
   LAST(&s, ack, SYNC_ACK, sync_ack, w);
   assert_int_equal(ack.code, 0);
 }
@@ -103,12 +101,10 @@ typedef struct told {
 } told;
 
 static told ask_state(uint32_t w) {
-  mlfab__segment segment = {0, 4};
-  mlfab__pull pull = {1, PROGRESS_MAX, 0, 0, 1, 0};
   mlfab__waiting waiting;
   told t = {.waits = 0};
   seam_forget(&s);
-  seam_say(&s, w, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, &segment, NULL));
+  seam_ask(&s, w, 1, 0, 4, PROGRESS_MAX);
   if (COUNT_OF(&s, WAITING, w) > 0) {
     LAST(&s, waiting, WAITING, waiting, w);
     const char *text = strstr(waiting.text, "has pushed");
@@ -204,10 +200,8 @@ ONE(test_other_model_again) {
     }
     assert_int_equal(seam_defined(&s, 0), 0);
     for (uint32_t more = 0; more <= 4; more += 4) {
-      mlfab__segment segment = {0, bytes + more};
-      mlfab__pull pull = {1 + more, 0, 0, 0, 1, 0};
       s.peers[0].room = SEAM_ALL;
-      seam_say(&s, 0, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, &segment, NULL));
+      seam_ask(&s, 0, 1 + more, 0, bytes + more, 0);
       assert_int_equal(COUNT_OF(&s, MODEL, 0), 1);
       assert_int_equal(s.drops, more > 0);
     }

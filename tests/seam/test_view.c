@@ -3,6 +3,7 @@
  *
  * Whatever comes, all memory that was held is given up exactly once, and a view that the caller gets has all of its elements,
  * once, with the bytes that the servers meant. */
+#define SCENE_ENDS end()
 #include "tests/seam/talk.h"
 
 #include "core/api/parts.h"
@@ -106,11 +107,19 @@ static void share(const mlfab__shm_memory_table *on) {
   mlfab__view_share(t->node->parts->worker, on, NULL);
 }
 
+static void end(void) {
+  if (!t->node) return;
+  mlfab__layout_free(&memory, &layout);
+  talk_close();
+  assert_int_equal(holds(), 0);
+}
+
 static void start(uint32_t tags, uint32_t sync) {
   const mlfab__tensor_info infos[] = {
       {0, MLFAB_F64, WIDE}, {1, MLFAB_F32, NARROW}, {2, MLFAB_F32, LAST}};
   mlfab_model_options options;
   mlfab_error error;
+  end();
   memset(servers, 0, sizeof servers);
   memset(held, 0, sizeof held);
   for (uint32_t i = 0; i < BYTES; i++) model[i] = (uint8_t)(i * 7 + i / 251);
@@ -133,12 +142,6 @@ static void start(uint32_t tags, uint32_t sync) {
 }
 
 static void begin(void) { start(0, MLFAB_SYNC_ASYNC); }
-
-static void end(void) {
-  mlfab__layout_free(&memory, &layout);
-  talk_close();
-  assert_int_equal(holds(), 0);
-}
 
 static uint32_t drops(void) { return (uint32_t)talk_stats().frames_refused; }
 
@@ -314,7 +317,6 @@ SCENE(test_two_servers) {
   CALL(PUSH, BUFS({0, 0, zeros, WIDE}, {1, 0, zeros, NARROW}));
   for (uint32_t s = 0; s < SERVERS; s++)
     HEAR_PUSH(SERVER(s), m->versions == 1 && t->versions[0] == 1 + s);
-  end();
 }
 
 /* The fifth is refused; those that nobody releases end with the worker. */
@@ -326,7 +328,6 @@ SCENE(test_limit) {
   }
   assert_true(ask_for(every, 3, MLFAB_ERR_LIMIT) == 0);
   assert_int_equal(holds(), 6);
-  end();
 }
 
 /* Some tensors, runs of any length in any order, frames of any number of runs, in any files. */
@@ -392,7 +393,6 @@ SCENE(test_random) {
       if (i < 3) give_up();
     }
     assert_int_equal(drops(), 0);
-    end();
   }
 }
 
@@ -472,7 +472,6 @@ SCENE(test_wrong) {
       assert_int_equal(holds(), 2);
       got(request);
       assert_int_equal(drops(), 1);
-      end();
     }
   }
 }
@@ -490,7 +489,6 @@ SCENE(test_not_asked_for) {
   assert_int_equal(drops(), 1);
   cancel(request, MLFAB_ERR_CANCELLED);
   assert_int_equal(holds(), 0);
-  end();
 }
 
 /* No server fills the memory. */
@@ -507,7 +505,6 @@ SCENE(test_too_many_runs) {
   again(0, 0);
   assert_int_equal(holds(), 0);
   succeed(request);
-  end();
 }
 
 /* Frames that come too late, or are of something else, change nothing. */
@@ -547,7 +544,6 @@ SCENE(test_ignored) {
   PENDING(ordinary);
   assert_int_equal(holds(), 0);
   assert_int_equal(drops(), 0);
-  end();
 }
 
 /* --- links and withdrawals --- */
@@ -568,7 +564,6 @@ SCENE(test_link_before) {
     assert_int_equal(holds(), 0);
     succeed(request);
     assert_int_equal(drops(), 0);
-    end();
   }
 }
 
@@ -592,7 +587,6 @@ SCENE(test_link_after) {
       }
       assert_int_equal(holds(), 0);
       assert_int_equal(drops(), 0);
-      end();
     }
   }
 }
@@ -613,7 +607,6 @@ SCENE(test_dead) {
       look(every, 3);
     }
     assert_int_equal(holds(), dead ? 0 : 2);
-    end();
   }
 }
 
@@ -634,7 +627,6 @@ SCENE(test_renumbered) {
   tell_as(0, servers[0].pull.request, 1, 1, nruns - 1, 0, files[0], 64); /* of the first one */
   assert_int_equal(holds(), 0);
   succeed(request);
-  end();
 }
 
 /* The slices have these owners now; servers that have stopped the worker let it go on. */
@@ -673,7 +665,6 @@ SCENE(test_moved) {
     heard(2, 1);
     succeed(request);
     assert_int_equal(drops(), 0);
-    end();
   }
 }
 
@@ -689,7 +680,6 @@ SCENE(test_moved_away) {
   tell_all(1, 2);
   assert_int_equal(holds(), 1);
   got(request);
-  end();
 }
 
 /* --- copies --- */
@@ -748,7 +738,6 @@ SCENE(test_copies) {
       assert_int_equal(servers[1].pulls, 3);
     }
     send_copy(request);
-    end();
   }
 }
 
@@ -766,7 +755,6 @@ SCENE(test_refused) {
   send_model(0, servers[0].segments[0].offset, 64, 0);
   cancel(request, MLFAB_ERR_TIMEOUT);
   for (int i = 0; i < MLFAB_VIEWS_MAX; i++) ask_all();
-  end();
 }
 
 /* Every allocation fails once, from the call on: an error, or a link that is given up; and nothing is held. */
@@ -800,7 +788,6 @@ SCENE(test_memory) {
         give_up();
       }
       assert_int_equal(holds(), 0);
-      end();
     }
     assert_true(refused > 0);
     assert_true(copies || given_up > 0);
