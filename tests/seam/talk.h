@@ -84,7 +84,6 @@ typedef struct talk_peer {
   int mute;            /* is silent: does not beat or answer probes */
   uint64_t said_ns;
   talk_frame *first;
-  uint32_t beats;            /* how many were heard */
   uint64_t probe_ns;         /* of a probe that was heard and not answered, or 0 */
   char why[MLFAB__TEXT_MAX]; /* the text of the last REFUSE or BYE */
   int32_t code;
@@ -130,9 +129,8 @@ typedef struct talk {
   uint32_t nloans, detached;        /* detached: loans that the node has taken back so far */
   uint32_t incarnation[TALK_NODES]; /* of played nodes; so is nonce */
   uint64_t nonce[TALK_NODES];
-  mlfab__segment segments[MLFAB__SEGMENTS_MAX]; /* of the last push, pull or group that was heard */
+  mlfab__segment segments[MLFAB__SEGMENTS_MAX]; /* of the last push or pull that was heard */
   uint64_t versions[MLFAB__SLICES_MAX];
-  mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
   uint8_t meta[MLFAB_META_MAX]; /* of what is being said */
   /* The harness's own. */
   talk_peer peers[TALK_PEERS];
@@ -285,7 +283,6 @@ static inline int talk_take(const mlfab_action *a) {
   if (header.type == MLFAB__HEARTBEAT) {
     mlfab__heartbeat beat;
     assert_int_equal(mlfab__decode_heartbeat(meta, header.meta_bytes, &beat), 0);
-    p->beats++;
     if (beat.kind == MLFAB__BEAT_PROBE) p->probe_ns = beat.sent_ns;
     return 0;
   }
@@ -533,16 +530,13 @@ static inline const talk_frame *talk_hear(uint32_t who, uint8_t type, const char
 /* The list is decoded into `list`, which has room for the most of its type. */
 #define HEAR_LIST(who, TYPE, name, list, ...) \
   TALK_HEAR(who, TYPE, name, mlfab__decode_##name(h->meta, h->meta_bytes, m, list), __VA_ARGS__)
-/* The lists are in t->segments and t->versions; of a GROUP in t->members. */
+/* The lists are in t->segments and t->versions. */
 #define HEAR_PUSH(who, ...)  \
   TALK_HEAR(who, PUSH, push, \
             mlfab__decode_push(h->meta, h->meta_bytes, m, t->segments, t->versions), __VA_ARGS__)
 #define HEAR_PULL(who, ...)  \
   TALK_HEAR(who, PULL, pull, \
             mlfab__decode_pull(h->meta, h->meta_bytes, m, t->segments, t->versions), __VA_ARGS__)
-#define HEAR_GROUP(who, ...)   \
-  TALK_HEAR(who, GROUP, group, \
-            mlfab__decode_group(h->meta, h->meta_bytes, m, t->members, t->segments), __VA_ARGS__)
 /* Nothing more was said to this peer. */
 #define HUSH(who)                                               \
   do {                                                          \

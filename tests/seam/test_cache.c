@@ -586,6 +586,7 @@ SCENE(test_another_copy) {
 }
 
 SCENE(test_options_are_checked) {
+#define NO_I64 "not supported: int64 tensors (tensor 77) with "
   const double infinite = 1e308 * 10.0;
   const struct {
     mlfab_model_options options;
@@ -598,14 +599,8 @@ SCENE(test_options_are_checked) {
                {{.change_threshold = infinite}, MLFAB_ERR_ARGUMENT, 0, "change_threshold"},
                {{.change_decay = infinite - infinite}, MLFAB_ERR_ARGUMENT, 0, "change_decay"},
                {{.tags = 1, .ghost = 1}, MLFAB_ERR_UNSUPPORTED, 0, "ghost"},
-               {{.pull_half = 1},
-                MLFAB_ERR_UNSUPPORTED,
-                1,
-                "not supported: int64 tensors (tensor 77) with pull_half"},
-               {{.change_threshold = 0.5},
-                MLFAB_ERR_UNSUPPORTED,
-                1,
-                "not supported: int64 tensors (tensor 77) with change_threshold"}};
+               {{.pull_half = 1}, MLFAB_ERR_UNSUPPORTED, 1, NO_I64 "pull_half"},
+               {{.change_threshold = 0.5}, MLFAB_ERR_UNSUPPORTED, 1, NO_I64 "change_threshold"}};
   prepare(1);
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
     mlfab_model_options options = wrong[i].options;

@@ -8,18 +8,8 @@
 #define SCENE_ENDS close_all()
 #include "serving.h"
 
-enum {
-  W = 2,
-  COUNT = 6000,
-  SLICES = 4,
-  BLOCK = 2048,
-  CHUNK = 1024,
-  ATTEMPT = 2,
-  FRAMES = 128,
-  /* Peers: the links of servers 0 and 2 to the node, and its links to them. */
-  FROM = W,
-  TO = W + 3
-};
+enum { W = 2, COUNT = 6000, SLICES = 4, BLOCK = 2048, CHUNK = 1024, ATTEMPT = 2, FRAMES = 128 };
+enum { FROM = W, TO = W + 3 }; /* peers: the links of servers 0 and 2 to the node, and back */
 
 /* The next bytes of a slice. */
 typedef struct part {

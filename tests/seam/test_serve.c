@@ -2,19 +2,10 @@
 #include "../unit/scale.h"
 #include "serving.h"
 
-enum {
-  W = 6,
-  SLICES = 4,
-  SLICE = 32768,
-  BYTES = SLICES * SLICE,
-  BLOCK = 16384,
-  CHUNK = 4096,
-  EAGER = 8192,
-  FRAMES = BYTES / CHUNK,
-  SENDS = 16, /* bulks that a server lends to a link */
-  PULLS = 8,  /* of a worker at a time */
-  SPREADS = 4 /* of a distributor at a time */
-};
+enum { W = 6, SLICES = 4, SLICE = 32768, BYTES = SLICES * SLICE, BLOCK = 16384, CHUNK = 4096 };
+enum { EAGER = 8192, FRAMES = BYTES / CHUNK };
+/* Bulks that a server lends to a link; pulls of a worker, and spreads of a distributor, at a time. */
+enum { SENDS = 16, PULLS = 8, SPREADS = 4 };
 #define BEAT 500000000ull
 
 static seam s;
