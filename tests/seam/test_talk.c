@@ -1,47 +1,9 @@
-/* test_talk.c - one conversation of each sort of node: how a scene at the seam is written. */
+/* test_talk.c - conversations of a server and of a scheduler, which call and are called. */
 #include "tests/seam/talk.h"
 
 enum { COUNT = 65536, BYTES = 4 * COUNT };
 
-static float weights[COUNT], into[COUNT];
-
-static const mlfab_buf all = {0, 0, weights, COUNT};
-
-/* A worker beside two servers pushes and pulls; the link to one of them breaks in between. */
-SCENE(test_worker) {
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .rank = 2, .workers = 4, .servers = 2, .eager_bytes = 4096,
-                   .chunk_bytes = 16384));
-  CALL(TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT);
-  talk_stand(&(mlfab_model_options){.size = sizeof(mlfab_model_options), .slices = 2});
-  t->hold_sent = 1;
-  mlfab_request push = CALL(PUSH, .bufs = &all, .n = 1);
-  for (uint32_t s = 0; s < 2; s++)
-    HEAR_PUSH(SERVER(s), m->seq == 1 && m->eager == 4096 && h->bulk_bytes == 4096 &&
-                             m->segments == 1 && t->segments[0].offset == s * (BYTES / 2) &&
-                             t->segments[0].bytes == BYTES / 2);
-  HUSH(SERVER(0));
-  SAY(SERVER(0), GRANT, grant, .seq = 1, .upto = 20000, .generation = 1);
-  HEAR(SERVER(0), CHUNK, chunk,
-       m->offset == 4096 && h->bulk_bytes == 20000 - 4096 &&
-           h->lent == (const uint8_t *)weights + 4096);
-  SAY(SERVER(1), PUSH_ACK, push_ack, .seq = 1, .members = 1, .generation = 1, .version = 1);
-  talk_break(SERVER(0));
-  PENDING(push);
-  talk_back(SERVER(0));
-  HEAR_PUSH(SERVER(0), m->seq == 1 && m->generation == 2);
-  SAY(SERVER(0), GRANT, grant, .seq = 1, .upto = BYTES / 2, .generation = 2);
-  assert_true(talk_skip(SERVER(0)) > 1);
-  SAY(SERVER(0), PUSH_ACK, push_ack, .seq = 1, .members = 1, .generation = 2, .version = 2);
-  PENDING(push); /* bytes are lent */
-  talk_sent_all(SERVER(0), LOAN_LIVE);
-  talk_sent_all(SERVER(1), LOAN_LIVE);
-  assert_int_equal(ENDS(push, 0).version, 2);
-  mlfab_request pull = CALL(PULL, BUFS({0, 0, into, COUNT}));
-  HEAR_PULL(SERVER(1), m->request > 0 && m->segments == 1);
-  talk_dies(SERVER(0));
-  ENDS(pull, MLFAB_ERR_PEER_DEAD);
-}
+static float weights[COUNT];
 
 /* A dedicated server, which is server 0 or another one, defines a model, applies an update, and answers a pull. */
 static void serve(int rank) {
