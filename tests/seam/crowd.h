@@ -194,6 +194,8 @@ static crowd_item *crowd_put(uint32_t end, int report, mlfab_io_event event) {
   return item;
 }
 
+#define CROWD_PUT(end, report, ...) crowd_put(end, report, OF(mlfab_io_event, __VA_ARGS__))
+
 static crowd_item *crowd_take(uint32_t end, int report) {
   crowd_end *e = &crowd.ends[end];
   crowd_item **first = report ? &e->reports : &e->first, *item = *first;
@@ -259,9 +261,8 @@ static void crowd_say_down(uint32_t end, uint32_t keep) {
   crowd_lose(end, keep);
   e->broken = 1;
   e->refused = 0;
-  crowd_put(end, 0,
-            OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .link = end / 2 + 1,
-               .code = MLFAB_ERR_PEER_CLOSED, .text = "it broke"));
+  CROWD_PUT(end, 0, .kind = MLFAB_IO_DOWN, .link = end / 2 + 1, .code = MLFAB_ERR_PEER_CLOSED,
+            .text = "it broke");
 }
 
 static void crowd_break(uint32_t end) {
@@ -298,17 +299,13 @@ static int crowd_connect(uint32_t i, const mlfab_action *a) {
   int reached = crowd.nodes[to].node && (to + 1 != crowd.hidden || i >= crowd.n);
   uint32_t end = crowd_new_link(i, to, a->token);
   if (reached) {
-    crowd_put(end, 0,
-              OF(mlfab_io_event, .kind = MLFAB_IO_UP, .link = end / 2 + 1, .token = a->token,
-                 .caps = MLFAB_CAP_RELIABLE));
-    crowd_put(
-        end + 1, 0,
-        (mlfab_io_event){.kind = MLFAB_IO_UP, .link = end / 2 + 1, .caps = MLFAB_CAP_RELIABLE});
+    CROWD_PUT(end, 0, .kind = MLFAB_IO_UP, .link = end / 2 + 1, .token = a->token,
+              .caps = MLFAB_CAP_RELIABLE);
+    CROWD_PUT(end + 1, 0, .kind = MLFAB_IO_UP, .link = end / 2 + 1, .caps = MLFAB_CAP_RELIABLE);
   } else {
     crowd.ends[end + 1].up = 0;
-    crowd_put(end, 0,
-              OF(mlfab_io_event, .kind = MLFAB_IO_DOWN, .token = a->token,
-                 .code = MLFAB_ERR_PEER_CLOSED, .text = "nobody listens"));
+    CROWD_PUT(end, 0, .kind = MLFAB_IO_DOWN, .token = a->token, .code = MLFAB_ERR_PEER_CLOSED,
+              .text = "nobody listens");
   }
   return 0;
 }
@@ -326,9 +323,8 @@ static int crowd_send(uint32_t end, const mlfab_action *a) {
     crowd_says(other->node, header.type, (const uint8_t *)a->head + MLFAB_HEADER_BYTES,
                header.meta_bytes);
   crowd_item *item =
-      crowd_put(end ^ 1, 0,
-                OF(mlfab_io_event, .kind = MLFAB_IO_FRAME, .link = a->link, .token = a->token,
-                   .head_bytes = a->head_bytes, .bulk_bytes = a->bulk_bytes));
+      CROWD_PUT(end ^ 1, 0, .kind = MLFAB_IO_FRAME, .link = a->link, .token = a->token,
+                .head_bytes = a->head_bytes, .bulk_bytes = a->bulk_bytes);
   item->head = malloc(a->head_bytes);
   memcpy(item->head, a->head, a->head_bytes);
   if (a->bulk_bytes == 0) return 0;
@@ -389,12 +385,10 @@ static void crowd_deliver(uint32_t end) {
     event->head = item->head;
     event->bulk = item->bulk;
     if (event->token && other->up)
-      crowd_put(
-          end ^ 1, 1,
-          (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = event->link, .token = event->token});
+      CROWD_PUT(end ^ 1, 1, .kind = MLFAB_IO_SENT, .link = event->link, .token = event->token);
     event->token = 0;
     if (other->refused && other->up && !other->broken)
-      crowd_put(end ^ 1, 1, (mlfab_io_event){.kind = MLFAB_IO_WRITABLE, .link = event->link});
+      CROWD_PUT(end ^ 1, 1, .kind = MLFAB_IO_WRITABLE, .link = event->link);
     other->refused = 0;
   }
   if (!lost) mlfab_node_event(crowd.nodes[i].node, event, crowd.now);

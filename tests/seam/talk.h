@@ -3,7 +3,7 @@
  * A scene reads as a conversation. SAY is a frame from a peer to the node. HEAR is the node's next frame to that peer, and
  * HUSH says that there is no other. CALL is a call of the node's program.
  *
- *    talk_open(&config);                              joins; all played peers greet. When the scene ends, all memory is free
+ *    TALK(.workers = 2);                              joins; all played peers greet. When the scene ends, all memory is free
  *    mlfab_request push = CALL(PUSH, BUFS({0, 0, weights, COUNT}));
  *    HEAR_PUSH(SERVER(0), m->seq == 1 && segments[0].bytes == 4 * COUNT);
  *    SAY(SERVER(0), GRANT, grant, .seq = 1, .upto = 4096, .generation = 1);
@@ -1004,6 +1004,7 @@ static inline void talk_open(const mlfab_config *config) {
   if (serves) talk_call_all();
   if (mlfab_node_ready(t->node, &error) != 1) fail_msg("not ready: %s", error.text);
 }
+#define TALK(...) (talk_init(), talk_open(&SIZED(mlfab_config, __VA_ARGS__)))
 
 /* The model of a worker under test, whose tensors are added: all servers accept DEFINE. */
 static inline void talk_stand(const mlfab_model_options *options) {

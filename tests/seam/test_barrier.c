@@ -12,9 +12,7 @@ static int met[WORKERS];         /* others have come to a barrier that a guest a
 static int32_t awaited[WORKERS]; /* the worker that each was told to wait for */
 
 static void serve(uint32_t workers) {
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SERVER, .workers = workers,
-                   .workers_max = WORKERS, .dedicated = 1));
+  TALK(.roles = MLFAB_ROLE_SERVER, .workers = workers, .workers_max = WORKERS, .dedicated = 1);
   for (uint32_t w = 0; w < WORKERS; w++) {
     done[w] = 0;
     met[w] = 0;

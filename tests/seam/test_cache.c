@@ -144,11 +144,9 @@ static uint32_t replicas; /* of each server */
 static void prepare(uint32_t servers) {
   memset(&F, 0, sizeof F);
   F.servers = servers;
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_WORKER, .rank = 1, .workers = 2,
-                   .servers = servers, .dedicated = 1, .replicas = replicas,
-                   .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0, .chunk_bytes = 4096,
-                   .heartbeat_ns = BEAT_NS));
+  TALK(.roles = MLFAB_ROLE_WORKER, .rank = 1, .workers = 2, .servers = servers, .dedicated = 1,
+       .replicas = replicas, .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0, .chunk_bytes = 4096,
+       .heartbeat_ns = BEAT_NS);
   for (uint32_t i = 0; i < TENSORS; i++)
     CALL(TENSOR_ADD, .tensor = i, .dtype = shapes[i].dtype, .count = shapes[i].count);
 }

@@ -33,9 +33,8 @@ static mlfab__rng prng;
 static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&prng, n); }
 
 static void open_with(uint32_t workers, uint32_t most, int by_rate) {
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SERVER, .workers = workers,
-                   .workers_max = most, .order_by_rate = (uint32_t)by_rate, .dedicated = 1));
+  TALK(.roles = MLFAB_ROLE_SERVER, .workers = workers, .workers_max = most,
+       .order_by_rate = (uint32_t)by_rate, .dedicated = 1);
   memset(w, 0, sizeof w);
   for (uint32_t i = 0; i < most; i++)
     w[i] = (worker){.host = 1, .awaited = UNTOLD, .missing = UNTOLD};

@@ -76,9 +76,8 @@ static void introduce(uint32_t server, mlfab__schedule m) {
 }
 
 static void join(uint32_t workers, uint32_t servers) {
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SCHEDULER, .workers = workers,
-                   .servers = servers, .scheduler = MLFAB_SCHEDULER_OWN, .seed = 7));
+  TALK(.roles = MLFAB_ROLE_SCHEDULER, .workers = workers, .servers = servers,
+       .scheduler = MLFAB_SCHEDULER_OWN, .seed = 7);
   t->hold_tick = 1;
   assured = 0;
 }

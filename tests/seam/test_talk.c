@@ -11,9 +11,7 @@ static void serve(int rank) {
   const uint32_t first = (uint32_t)rank * (BYTES / 2);
   uint8_t list[MLFAB__TENSOR_INFO_BYTES];
   mlfab__encode_tensor_info(list, &tensor);
-  talk_init();
-  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SERVER, .rank = rank, .workers = 3,
-                   .servers = 2, .dedicated = 1));
+  TALK(.roles = MLFAB_ROLE_SERVER, .rank = rank, .workers = 3, .servers = 2, .dedicated = 1);
   for (uint32_t w = 0; w < 3; w++)
     SAY_BULK(WORKER(w), DEFINE, define, list, sizeof list, .ask = 1, .tensors = 1,
              .options = {.slices = 2});

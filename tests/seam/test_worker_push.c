@@ -88,7 +88,7 @@ SCENE(test_first_weights) {
   talk_open(&config);
   CALL(TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = BYTES / 4);
   CALL(MODEL_START, BUFS(buffer(MLFAB_ALL, weights)),
-       .options = &(mlfab_model_options){.size = sizeof(mlfab_model_options), .slices = 2});
+       .options = &SIZED(mlfab_model_options, .slices = 2));
   for (uint32_t s = 0; s < SERVERS; s++) {
     HEAR(SERVER(s), DEFINE, define, m->first_weights == 1 && m->tensors == 1);
     HEAR_PUSH(SERVER(s), m->flags == MLFAB__PUSH_INIT && m->eager == EAGER && m->seq == 1);
@@ -141,7 +141,7 @@ SCENE(test_merge_of_all) {
   talk_init();
   talk_open(&config);
   for (uint32_t i = 0; i < 2; i++) CALL(TENSOR_ADD, .tensor = i, .dtype = MLFAB_F32, .count = EACH);
-  talk_stand(&(mlfab_model_options){.size = sizeof(mlfab_model_options), .slices = 2});
+  talk_stand(&SIZED(mlfab_model_options, .slices = 2));
   for (uint32_t s = 0; s < SERVERS; s++) talk_room(SERVER(s), 0);
   for (uint32_t i = 0; i < 3; i++) {
     CALL(PUSH, .bufs = &all, .n = 1);
@@ -635,8 +635,7 @@ OPEN(test_verdicts) {
     assert_int_equal(talk_stats().pushes_refused, i + 1);
   }
   /* The first was applied nowhere: it may be pushed again, under a new number. */
-  push_with(MLFAB_ALL,
-            &(mlfab_push_options){.size = sizeof(mlfab_push_options), .scale = 1, .retry_seq = 1});
+  push_with(MLFAB_ALL, &SIZED(mlfab_push_options, .scale = 1, .retry_seq = 1));
   for (uint32_t s = 0; s < SERVERS; s++) HEAR_PUSH(SERVER(s), m->seq == MLFAB__COUNT(cases) + 1);
 }
 
@@ -728,10 +727,10 @@ SCENE(test_lost_drop) {
   for (uint32_t i = 0; i < 4; i++) {
     uint32_t dropped = i % 2;
     begin(MLFAB_SCHEDULER_NONE,
-          &(mlfab_model_options){.size = sizeof(mlfab_model_options),
-                                 .consistency = {.size = sizeof(mlfab_sync),
-                                                 .kind = i < 2 ? MLFAB_SYNC_ASYNC : MLFAB_SYNC_DROP,
-                                                 .need = 1}});
+          &SIZED(mlfab_model_options,
+                 .consistency = {.size = sizeof(mlfab_sync),
+                                 .kind = i < 2 ? MLFAB_SYNC_ASYNC : MLFAB_SYNC_DROP,
+                                 .need = 1}));
     mlfab_request request = push_announced();
     t->ack.top = 1;
     t->ack.dropped[0] = dropped;
