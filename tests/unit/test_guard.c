@@ -1,48 +1,23 @@
 /* test_guard.c - a fabric with a key: what a stranger on the network can do to it.
  *
- * Queues join three hand-driven nodes (node 0 serves, all are workers). Whoever is between them reads, changes,
+ * Queues join three hand-driven nodes (node 0 serves, all are workers), see queues.h. Whoever is between them reads, changes,
  * repeats, reorders and reflects frames, and knows every checksum, but not the key. "The outside" has links of its own.
  * The oracle is the model: every push counts once, whatever happens on the way. */
 #include "core/keys/session.h"
-#include "core/node/node.h"
 
-#include "../testing.h"
+enum { QUEUE = 1024, LINKS = 4096 };
+#include "queues.h"
 
-#define SUBMIT(i, request_p, name, ...)                                                         \
-  mlfab_node_submit(                                                                            \
-      n.node[i],                                                                                \
-      &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, n.now, \
-      request_p)
-
-enum {
-  LENGTHS = 16, /* in a header */
-  NODES = 3,
-  COUNT = 500,
-  QUEUE = 1024,
-  LINKS = 4096,
-  OUTSIDE = NODES,
-  FRAMES = 4000,
-  PUSHES = 2
-};
+enum { LENGTHS = 16 /* in a header */, COUNT = 500, FRAMES = 4000, PUSHES = 2 };
 #define BEAT 50000000u
 static const char KEY[] = "0123456789abcdef0123456789abcdef", OTHER[] = "another key, 16+";
 static const char OLD[] = "an-old-key-0123456789";
-
-typedef struct net_link {
-  int up, from, to;
-} net_link;
 
 /* What the one in between does to frame number `at` of the run. LONGER: before it, its header comes with another length;
  * EARLIER: after it, its header comes again; AHEAD: before it, the next header comes; BEHIND: the next comes in its midst. */
 enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG, LONGER, EARLIER, AHEAD, BEHIND };
 
-typedef struct net {
-  mlfab_node *node[NODES];
-  mlfab_io_event queue[NODES][QUEUE];
-  unsigned taken[NODES], put[NODES];
-  net_link link[LINKS];
-  uint32_t links;
-  uint64_t now;
+static struct {
   mlfab__rng prng;
   int how;
   int announces; /* headers are reported before their frames, and as if in the midst of others */
@@ -54,55 +29,10 @@ typedef struct net {
   uint32_t caps, called_caps; /* of links, at the calling and at the called end */
   /* A wrong way for calls of this node: to another node, or the outside. */
   int turned, turned_to;
-  /* Frames to the outside. */
-  uint8_t heard_type;
-  int32_t heard_code;
-  int heard, downs;
-  char heard_text[MLFAB__TEXT_MAX];
-  uint8_t last[MLFAB_HEADER_BYTES + 256];
-  uint32_t last_link;
   uint64_t held_bytes; /* of node 0's memory */
   uint8_t keys[64];    /* K must not be in memory that is given back */
   int leaks;
-} net;
-
-static net n;
-
-static void *copy(const void *bytes, uint32_t size) {
-  void *p = size && bytes ? malloc(size) : NULL;
-  if (p) memcpy(p, bytes, size);
-  return p;
-}
-
-static void post(int to, mlfab_io_event event) {
-  if (to == OUTSIDE) {
-    n.downs += event.kind == MLFAB_IO_DOWN;
-    return;
-  }
-  assert_true(n.put[to] - n.taken[to] < QUEUE);
-  n.queue[to][n.put[to]++ % QUEUE] = event;
-}
-
-static uint32_t new_link(int from, int to) {
-  assert_true(n.links + 1 < LINKS);
-  n.link[++n.links] = (net_link){1, from, to};
-  return n.links;
-}
-
-static int far_end(uint32_t link, int me) {
-  return n.link[link].from == me ? n.link[link].to : n.link[link].from;
-}
-
-static mlfab_io_event frame_event(uint32_t link, const void *head, uint32_t head_bytes,
-                                  const void *bulk, uint32_t bulk_bytes) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.kind = MLFAB_IO_FRAME;
-  e.link = link;
-  e.head = copy(head, e.head_bytes = head_bytes);
-  e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
-  return e;
-}
+} n;
 
 /* The report of a transport about a frame of which it has only the header. */
 static mlfab_io_event head_event(const mlfab_io_event *frame, int midst) {
@@ -140,15 +70,14 @@ static void carry(int me, int to, mlfab_io_event e) {
   if (number < FRAMES) n.type[number] = head[5], n.tagged[number] = head[6] >> 1 & 1;
   if (how != HONEST) n.done_to = how == BACK ? me : to;
   if (how == FLIP) flip(&e, mlfab__rng_below(&n.prng, 8 * ((uint64_t)e.head_bytes + e.bulk_bytes)));
+  uint8_t *own = (uint8_t *)(uintptr_t)e.head;
   if (how == RETAG) {
-    uint8_t *change = (uint8_t *)(uintptr_t)e.head;
-    for (uint32_t i = 0; i < 16; i++) change[MLFAB__TAG_AT + i] = (uint8_t)mlfab__rng_next(&n.prng);
+    for (uint32_t i = 0; i < 16; i++) own[MLFAB__TAG_AT + i] = (uint8_t)mlfab__rng_next(&n.prng);
     checksum(&e);
   }
   if (how == UNTAG) {
-    uint8_t *change = (uint8_t *)(uintptr_t)e.head;
-    change[6] &= (uint8_t)~MLFAB__WIRE_TAGGED;
-    memset(change + MLFAB__CODE_AT, 0, 20);
+    own[6] &= (uint8_t)~MLFAB__WIRE_TAGGED;
+    memset(own + MLFAB__CODE_AT, 0, 20);
     checksum(&e);
   }
   if (n.announces || how == LONGER) {
@@ -177,85 +106,46 @@ static void carry(int me, int to, mlfab_io_event e) {
     n.held_for = -1;
   }
 }
-
-static void hear(const mlfab_action *a) {
-  const uint8_t *head = a->head;
-  mlfab__refuse refuse;
-  n.heard++;
-  n.heard_type = head[5];
-  n.last_link = a->link;
-  memcpy(n.last, head, mlfab__min(a->head_bytes, sizeof n.last));
-  if (head[5] != MLFAB__REFUSE) return;
-  assert_int_equal(
-      mlfab__decode_refuse(head + MLFAB_HEADER_BYTES, a->head_bytes - MLFAB_HEADER_BYTES, &refuse),
-      0);
-  n.heard_code = refuse.code;
-  strcpy(n.heard_text, refuse.text);
-}
-
 /* Plays the transport for one action. */
 static void act(int me, const mlfab_action *a) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.link = a->link;
   if (a->kind == MLFAB_ACTION_CONNECT) {
-    int to = a->address[strlen(a->address) - 1] - '0';
-    if (me == n.turned && to != n.turned_to) to = n.turned_to;
-    e.link = new_link(me, to);
-    e.kind = MLFAB_IO_UP;
-    e.caps = n.caps;
-    e.token = a->token;
-    post(me, e);
-    e.token = 0;
-    e.caps = n.called_caps;
-    post(to, e);
+    int to = me == n.turned ? n.turned_to : a->address[strlen(a->address) - 1] - '0';
+    link_up(me, to, a->token, n.caps, n.called_caps);
   } else if (a->kind == MLFAB_ACTION_SEND) {
     int to = far_end(a->link, me);
-    if (!n.link[a->link].up) return;
+    if (!q.link[a->link].up) return;
     if (to == OUTSIDE)
       hear(a);
     else
       carry(me, to, frame_event(a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes));
-    e.kind = MLFAB_IO_SENT;
-    e.token = a->token;
-    if (a->token) post(me, e);
+    if (a->token)
+      post(me, (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token});
   } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
-    n.link[a->link].up = 0;
-    e.kind = MLFAB_IO_DOWN;
-    e.text = "closed";
-    post(far_end(a->link, me), e);
+    q.link[a->link].up = 0;
+    post_down(far_end(a->link, me), a->link);
   }
 }
 
-static void drop_event(mlfab_io_event *e) {
-  if (e->kind != MLFAB_IO_FRAME && e->kind != MLFAB_IO_HEAD) return;
-  free((void *)(uintptr_t)e->head);
-  free((void *)(uintptr_t)e->bulk);
+static void acts(int i) {
+  for (mlfab_action a; mlfab_node_next(q.node[i], q.now, &a);) {
+    act(i, &a);
+    mlfab_node_done(q.node[i], &a, 0, q.now);
+  }
 }
 
 static void turn(void) {
-  n.now += 100000;
+  q.now += 100000;
   for (int i = 0; i < NODES; i++) {
-    if (!n.node[i]) continue;
-    for (int k = 0; k < 8 && n.taken[i] != n.put[i]; k++) {
-      mlfab_io_event e = n.queue[i][n.taken[i]++ % QUEUE];
-      mlfab_node_event(n.node[i], &e, n.now);
+    if (!q.node[i]) continue;
+    for (int k = 0; k < 8 && q.taken[i] != q.put[i]; k++) {
+      mlfab_io_event e = q.queue[i][q.taken[i]++ % QUEUE];
+      mlfab_node_event(q.node[i], &e, q.now);
       drop_event(&e);
-      for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
-        act(i, &a);
-        mlfab_node_done(n.node[i], &a, 0, n.now);
-      }
+      acts(i);
     }
-    if (mlfab_node_deadline(n.node[i]) <= n.now) mlfab_node_tick(n.node[i], n.now);
-    for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
-      act(i, &a);
-      mlfab_node_done(n.node[i], &a, 0, n.now);
-    }
+    if (mlfab_node_deadline(q.node[i]) <= q.now) mlfab_node_tick(q.node[i], q.now);
+    acts(i);
   }
-}
-
-static void run(uint64_t ns) {
-  for (uint64_t end = n.now + ns; n.now < end;) turn();
 }
 
 /* --- nodes --- */
@@ -280,9 +170,10 @@ static void net_begin(uint64_t seed) {
   mlfab__fabric_keys keys;
   const char *why;
   memset(&n, 0, sizeof n);
+  memset(&q, 0, sizeof q);
   n.done_to = n.held_for = n.turned = -1;
   n.at = UINT32_MAX;
-  n.now = 1000 * seed;
+  q.now = 1000 * seed;
   mlfab__rng_seed(&n.prng, seed);
   assert_int_equal(mlfab__keys_parse(KEY, &keys, &why), 0);
   memcpy(n.keys, keys.key[0], sizeof n.keys);
@@ -290,12 +181,8 @@ static void net_begin(uint64_t seed) {
 
 static void net_open(int i, const char *key) {
   mlfab_config c;
-  mlfab_env env;
+  mlfab_env env = {.size = sizeof env, .allocate = take, .release = give};
   char address[24];
-  memset(&env, 0, sizeof env);
-  env.size = sizeof env;
-  env.allocate = take;
-  env.release = give;
   mlfab_config_init(&c);
   c.rank = i;
   c.workers = NODES;
@@ -306,37 +193,20 @@ static void net_open(int i, const char *key) {
   strcpy(c.key, key);
   strcpy(c.coordinator, "queue:0");
   snprintf(address, sizeof address, "queue:%d", i);
-  assert_int_equal(mlfab_node_open(&c, address, n.now, &n.node[i], NULL), 0);
+  assert_int_equal(mlfab_node_open(&c, address, q.now, &q.node[i], NULL), 0);
 }
 
 static void net_close(void) {
-  for (int i = NODES - 1; i >= 0; i--) {
-    while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
-    mlfab_node_close(&n.node[i]);
-  }
+  for (int i = NODES - 1; i >= 0; i--) shut(i);
   if (n.held_for >= 0) drop_event(&n.held);
   assert_int_equal(n.held_bytes, 0);
   assert_int_equal(n.leaks, 0);
 }
 
-static int finish(int i, mlfab_request request) {
-  mlfab_result result;
-  memset(&result, 0, sizeof result);
-  for (int done = 0; !done; turn())
-    assert_int_equal(mlfab_node_test(n.node[i], request, &done, &result), 0);
-  return result.status;
-}
-
-static mlfab_stats stats(int i) {
-  mlfab_stats s;
-  assert_int_equal(mlfab_node_stats(n.node[i], &s, sizeof s), 0);
-  return s;
-}
-
 static uint64_t refused(void) {
   uint64_t sum = 0;
   for (int i = 0; i < NODES; i++)
-    if (n.node[i]) sum += stats(i).frames_refused + stats(i).strangers_refused;
+    if (q.node[i]) sum += stats(i).frames_refused + stats(i).strangers_refused;
   return sum;
 }
 
@@ -345,7 +215,7 @@ static int join(void) {
   for (int ready = 0; ready < NODES; turn()) {
     ready = 0;
     for (int i = 0; i < NODES; i++) {
-      int code = mlfab_node_ready(n.node[i], NULL);
+      int code = mlfab_node_ready(q.node[i], NULL);
       if (code < 0) return code;
       ready += code;
     }
@@ -356,19 +226,22 @@ static int join(void) {
 static void define(void) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
-  mlfab_model_options o;
+  mlfab_model_options o = {.size = sizeof o, .sync = MLFAB_SYNC_ASYNC, .slices = 2};
   mlfab_request request[NODES];
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.sync = MLFAB_SYNC_ASYNC;
-  o.slices = 2;
   for (int k = 0; k < COUNT; k++) w[k] = (float)k;
   for (int i = 0; i < NODES; i++) {
-    assert_int_equal(SUBMIT(i, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT),
-                     0);
-    assert_int_equal(SUBMIT(i, &request[i], MODEL_START, .options = &o, .bufs = &first, .n = 1), 0);
+    BEGIN(i, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT);
+    BEGIN(i, &request[i], MODEL_START, .options = &o, .bufs = &first, .n = 1);
   }
   for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
+}
+
+/* A fabric whose members have all the key, and the model. */
+static void begin(uint64_t seed) {
+  net_begin(seed);
+  for (int i = 0; i < NODES; i++) net_open(i, KEY);
+  assert_int_equal(join(), 0);
+  define();
 }
 
 /* Pushes, an allreduce over links between workers, and what a pull shows afterwards. */
@@ -378,20 +251,18 @@ static void work(void) {
   mlfab_buf u = {0, 0, one, COUNT}, b = {0, 0, w, COUNT};
   for (int k = 0; k < COUNT; k++) one[k] = 1;
   for (int p = 0; p < PUSHES; p++) {
-    for (int i = 0; i < NODES; i++)
-      assert_int_equal(SUBMIT(i, &request[i], PUSH, .bufs = &u, .n = 1), 0);
+    for (int i = 0; i < NODES; i++) BEGIN(i, &request[i], PUSH, .bufs = &u, .n = 1);
     for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
   }
   for (int i = 0; i < NODES; i++) {
     mlfab_vec v = {sum[i], COUNT};
     for (int k = 0; k < COUNT; k++) sum[i][k] = (float)(i + k);
-    assert_int_equal(SUBMIT(i, &request[i], ALLREDUCE, .vecs = &v, .n = 1, .dtype = MLFAB_F32), 0);
+    BEGIN(i, &request[i], ALLREDUCE, .vecs = &v, .n = 1, .dtype = MLFAB_F32);
   }
   for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
   for (int i = 0; i < NODES; i++)
     for (int k = 0; k < COUNT; k++) assert_true(sum[i][k] == (float)(3 * k + 3));
-  assert_int_equal(SUBMIT(1, &request[1], PULL, .bufs = &b, .n = 1), 0);
-  assert_int_equal(finish(1, request[1]), 0);
+  CALL(1, PULL, .bufs = &b, .n = 1);
   for (int k = 0; k < COUNT; k++) assert_true(w[k] == (float)(k + PUSHES * NODES));
 }
 
@@ -551,25 +422,11 @@ TEST(test_transcript) {
 
 /* --- the outside --- */
 
-static uint32_t dial(void) {
-  mlfab_io_event e;
-  memset(&e, 0, sizeof e);
-  e.kind = MLFAB_IO_UP;
-  e.link = new_link(OUTSIDE, 0);
-  post(0, e);
-  run(500000);
-  n.heard = 0;
-  n.heard_text[0] = 0;
-  return e.link;
-}
+static uint32_t dial(void) { return dial_with(0, 0); }
 
 static void say(uint32_t link, uint8_t type, unsigned flags, const uint8_t *meta, uint32_t bytes) {
   uint8_t head[MLFAB_HEADER_BYTES + 256], tag[16];
-  mlfab__header header;
-  memset(&header, 0, sizeof header);
-  header.type = type;
-  header.flags = (uint16_t)flags;
-  header.meta_bytes = bytes;
+  mlfab__header header = {.type = type, .flags = (uint16_t)flags, .meta_bytes = bytes};
   if (type != MLFAB__CHALLENGE && type != MLFAB__PROOF) {
     header.job = mlfab__hash(0, "mlfab", 5);
     header.sender = header.incarnation = 1;
@@ -581,33 +438,37 @@ static void say(uint32_t link, uint8_t type, unsigned flags, const uint8_t *meta
   post(0, frame_event(link, head, MLFAB_HEADER_BYTES + bytes, NULL, 0));
   run(500000);
 }
+/* A caller begins so; everybody can read the name of a key. */
+static mlfab__challenge challenge_of(uint32_t node, mlfab__fabric_keys *keys) {
+  const char *why;
+  mlfab__challenge c = {
+      .node = node, .roles = MLFAB_ROLE_WORKER, .epoch = 1, .first = MLFAB__HELLO};
+  assert_int_equal(mlfab__keys_parse(KEY, keys, &why), 0);
+  memcpy(c.keys, keys->name, sizeof c.keys);
+  return c;
+}
+
+static uint32_t dial_asking(const mlfab__challenge *c, uint32_t caps) {
+  uint8_t meta[MLFAB__KEYS_META];
+  uint32_t link = dial_with(0, caps);
+  say(link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, c));
+  assert_int_equal(q.heard_type, MLFAB__ANSWER);
+  return link;
+}
 
 /* Every type of frame, with every state of the link, from a process without the key. */
 TEST(test_forged) {
   uint8_t meta[256];
-  mlfab__challenge c;
   mlfab__proof proof;
-  net_begin(5);
-  for (int i = 0; i < NODES; i++) net_open(i, KEY);
-  assert_int_equal(join(), 0);
-  define();
-  memset(&c, 0, sizeof c);
-  c.node = 1;
-  c.roles = MLFAB_ROLE_WORKER;
-  c.epoch = 1;
-  c.first = MLFAB__HELLO;
   mlfab__fabric_keys keys;
-  const char *why;
-  (void)mlfab__keys_parse(KEY, &keys, &why);
-  memcpy(c.keys, keys.name, sizeof c.keys); /* everybody can read the name of a key */
+  mlfab__challenge c = challenge_of(1, &keys);
+  begin(5);
   for (unsigned type = 1; type < MLFAB__FRAME_TYPES; type++) {
     if (!strcmp(mlfab__frame_name((uint8_t)type), "UNKNOWN")) continue;
     for (int asked = 0; asked < 2; asked++) {
       for (unsigned flags = 0; flags < 4; flags += 2) {
         uint64_t before = refused();
-        uint32_t link = dial();
-        if (asked) say(link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
-        if (asked) assert_int_equal(n.heard_type, MLFAB__ANSWER);
+        uint32_t link = asked ? dial_asking(&c, 0) : dial();
         memset(&proof, 7, sizeof proof);
         proof.challenge = c;
         uint32_t bytes = mlfab__encode_proof(meta, &proof);
@@ -615,27 +476,27 @@ TEST(test_forged) {
           for (bytes = 0; bytes < 60; bytes++) meta[bytes] = (uint8_t)mlfab__rng_next(&n.prng);
         say(link, (uint8_t)type, flags, meta, bytes);
         run(1000000);
-        if (n.link[link].up) fail_msg("a forged %s is taken", mlfab__frame_name((uint8_t)type));
+        if (q.link[link].up) fail_msg("a forged %s is taken", mlfab__frame_name((uint8_t)type));
         if (type != MLFAB__BYE) assert_true(refused() > before);
-        assert_true(n.heard_type == MLFAB__REFUSE || n.heard_type == MLFAB__ANSWER || n.heard == 0);
+        assert_true(q.heard_type == MLFAB__REFUSE || q.heard_type == MLFAB__ANSWER ||
+                    q.heard_all == 0);
       }
     }
   }
   /* The peer learns why, and nothing else. */
   uint32_t link = dial();
   say(link, MLFAB__HELLO, 0, meta, 40);
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
-  assert_int_equal(n.heard_code, MLFAB_ERR_JOB);
-  assert_non_null(strstr(n.heard_text, "this job has a key"));
-  for (int i = 24; i < 44; i++)
-    assert_int_equal(n.last[i], 0); /* job, epoch, sender, incarnation */
-  for (unsigned cut = 0; cut < 2;
-       cut++) { /* a challenge with a value that has no meaning, or that is cut off */
+  assert_int_equal(q.heard_type, MLFAB__REFUSE);
+  assert_int_equal(q.refuse.code, MLFAB_ERR_JOB);
+  assert_non_null(strstr(q.refuse.text, "this job has a key"));
+  for (int i = 24; i < 44; i++) assert_int_equal(q.last[i], 0); /* job, epoch, sender, ... */
+  /* A challenge with a value that has no meaning, or that is cut off. */
+  for (unsigned cut = 0; cut < 2; cut++) {
     c.vouched = 2 * !cut;
     link = dial();
     say(link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c) - cut);
-    assert_int_equal(n.heard_type, MLFAB__REFUSE);
-    assert_non_null(strstr(n.heard_text, "a challenge that does not parse"));
+    assert_int_equal(q.heard_type, MLFAB__REFUSE);
+    assert_non_null(strstr(q.refuse.text, "a challenge that does not parse"));
   }
   work();
   net_close();
@@ -643,40 +504,23 @@ TEST(test_forged) {
 
 /* A link of a process that has the key and has announced HELLO from this node. Its frames need no tags. */
 static uint32_t dial_proven(uint32_t node) {
-  mlfab_io_event e;
-  mlfab__challenge c;
-  mlfab__answer answer;
+  mlfab__answer answer = {0};
   mlfab__proof proof;
   mlfab__session session;
   mlfab__fabric_keys keys;
-  const char *why;
   uint8_t meta[MLFAB__KEYS_META];
-  memset(&e, 0, sizeof e);
-  e.kind = MLFAB_IO_UP;
-  e.link = new_link(OUTSIDE, 0);
-  e.caps = MLFAB_CAP_VOUCHED;
-  post(0, e);
-  assert_int_equal(mlfab__keys_parse(KEY, &keys, &why), 0);
-  memset(&c, 0, sizeof c);
-  c.node = node;
-  c.roles = MLFAB_ROLE_WORKER;
-  c.epoch = 1;
-  c.first = MLFAB__HELLO;
+  mlfab__challenge c = challenge_of(node, &keys);
   c.of = MLFAB_ROLE_SERVER;
   c.vouched = 1;
-  memcpy(c.keys, keys.name, sizeof c.keys);
-  say(e.link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
-  assert_int_equal(n.heard_type, MLFAB__ANSWER);
-  memset(&answer, 0, sizeof answer);
-  uint32_t bytes = mlfab__encode_answer(meta, &answer);
-  assert_int_equal(mlfab__decode_answer(n.last + MLFAB_HEADER_BYTES, bytes, &answer), 0);
+  uint32_t link = dial_asking(&c, MLFAB_CAP_VOUCHED), bytes = mlfab__encode_answer(meta, &answer);
+  assert_int_equal(mlfab__decode_answer(q.last + MLFAB_HEADER_BYTES, bytes, &answer), 0);
   mlfab__session_derive(&session, keys.key[0], &c, &answer, 0);
   proof.challenge = c;
   memcpy(proof.proof, session.own, sizeof proof.proof);
-  say(e.link, MLFAB__PROOF, 0, meta, mlfab__encode_proof(meta, &proof));
-  assert_true(n.link[e.link].up);
-  n.heard = 0;
-  return e.link;
+  say(link, MLFAB__PROOF, 0, meta, mlfab__encode_proof(meta, &proof));
+  assert_true(q.link[link].up);
+  q.heard_all = 0;
+  return link;
 }
 
 /* A process with the key begins with another frame than its challenge has announced: its link is given up unheard. */
@@ -686,16 +530,13 @@ TEST(test_not_announced) {
   uint8_t meta[256];
   const mlfab__hello hello = {.node = 1, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
   uint32_t bytes = mlfab__encode_hello(meta, &hello);
-  net_begin(12);
-  for (int i = 0; i < NODES; i++) net_open(i, KEY);
-  assert_int_equal(join(), 0);
-  define();
+  begin(12);
   for (size_t i = 0; i < sizeof first; i++) {
     uint64_t before = refused();
     uint32_t link = dial_proven(first[i] == MLFAB__HELLO ? 2 : 1);
     say(link, first[i], 0, meta, bytes); /* from node 1 */
-    assert_false(n.link[link].up);
-    assert_int_equal(n.heard, 0);
+    assert_false(q.link[link].up);
+    assert_int_equal(q.heard_all, 0);
     assert_int_equal(refused(), before + 1);
   }
   work();
@@ -711,8 +552,8 @@ TEST(test_replayed_proof) {
   net_open(1, KEY);
   for (int turns = 0; turns < 2000 && got < 3; turns++) {
     turn();
-    for (unsigned k = n.taken[0]; k != n.put[0] && got < 3; k++) { /* frames that wait for node 0 */
-      const mlfab_io_event *e = &n.queue[0][k % QUEUE];
+    for (unsigned k = q.taken[0]; k != q.put[0] && got < 3; k++) { /* frames that wait for node 0 */
+      const mlfab_io_event *e = &q.queue[0][k % QUEUE];
       static const uint8_t wanted[3] = {MLFAB__CHALLENGE, MLFAB__PROOF, MLFAB__JOIN};
       if (e->kind == MLFAB_IO_FRAME && ((const uint8_t *)e->head)[5] == wanted[got])
         kept[got++] = frame_event(0, e->head, e->head_bytes, NULL, 0);
@@ -722,12 +563,11 @@ TEST(test_replayed_proof) {
   for (int rounds = 0; rounds < 3; rounds++) {
     uint64_t before = refused();
     uint32_t link = dial();
-    for (int i = 0; i < 3; i++) {
-      if (!n.link[link].up) break;
+    for (int i = 0; i < 3 && q.link[link].up; i++) {
       post(0, frame_event(link, kept[i].head, kept[i].head_bytes, NULL, 0));
       run(500000);
     }
-    assert_false(n.link[link].up);
+    assert_false(q.link[link].up);
     assert_true(refused() > before);
   }
   for (int i = 0; i < 3; i++) drop_event(&kept[i]);
@@ -745,8 +585,8 @@ TEST(test_led_astray) {
   n.turned = 2;
   n.turned_to = 1;
   net_open(2, KEY);
-  for (int i = 0; i < 20000 && mlfab_node_ready(n.node[2], NULL) == 0; i++) turn();
-  assert_int_equal(mlfab_node_ready(n.node[2], &error), MLFAB_ERR_REFUSED);
+  for (int i = 0; i < 20000 && mlfab_node_ready(q.node[2], NULL) == 0; i++) turn();
+  assert_int_equal(mlfab_node_ready(q.node[2], &error), MLFAB_ERR_REFUSED);
   assert_non_null(strstr(error.text, "worker 1 answers at the address of server 0"));
   net_close();
 
@@ -756,22 +596,20 @@ TEST(test_led_astray) {
   n.turned = 1;
   n.turned_to = OUTSIDE;
   run(BEAT);
-  assert_int_equal(n.heard_type, MLFAB__CHALLENGE);
+  assert_int_equal(q.heard_type, MLFAB__CHALLENGE);
   mlfab__answer answer = {.number = 0, .roles = MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER, .epoch = 1};
   uint8_t head[MLFAB_HEADER_BYTES + MLFAB__KEYS_META];
-  mlfab__header header;
-  memset(&header, 0, sizeof header);
-  header.type = MLFAB__ANSWER;
+  mlfab__header header = {.type = MLFAB__ANSWER};
   header.meta_bytes = mlfab__encode_answer(head + MLFAB_HEADER_BYTES, &answer);
   mlfab__wire_seal(head, &header, NULL);
-  uint32_t link = n.last_link;
+  uint32_t link = q.last_link;
   post(1, frame_event(link, head, MLFAB_HEADER_BYTES + header.meta_bytes, NULL, 0));
   n.turned = -1;
-  n.heard = 0;
+  q.heard_all = 0;
   run(1000000);
   assert_int_equal(stats(1).frames_refused, 1);
-  assert_int_equal(n.heard, 0);
-  assert_false(n.link[link].up);
+  assert_int_equal(q.heard_all, 0);
+  assert_false(q.link[link].up);
   net_open(2, KEY);
   assert_int_equal(join(), 0); /* later calls reach the true one */
   net_close();
@@ -784,8 +622,8 @@ static int code_of(const char *one, const char *other, const char *why) {
   net_begin(9);
   net_open(0, one);
   net_open(1, other);
-  for (int i = 0; i < 20000 && mlfab_node_ready(n.node[1], NULL) == 0; i++) turn();
-  int code = mlfab_node_ready(n.node[1], &error);
+  for (int i = 0; i < 20000 && mlfab_node_ready(q.node[1], NULL) == 0; i++) turn();
+  int code = mlfab_node_ready(q.node[1], &error);
   if (code == 0) { /* waits for node 2 */
     net_open(2, other);
     code = join();
@@ -797,20 +635,21 @@ static int code_of(const char *one, const char *other, const char *why) {
 }
 
 TEST(test_keys_that_differ) {
-  char two[160], turned[160];
-  assert_int_equal(code_of(KEY, KEY, NULL), 0);
+  static const char two[] = "0123456789abcdef0123456789abcdef,an-old-key-0123456789";
+  static const char turned[] = "an-old-key-0123456789,0123456789abcdef0123456789abcdef";
+  static const char *const same[][2] = {{KEY, KEY},
+                                        /* A change of keys: each process at its own time. */
+                                        {two, OLD},
+                                        {OLD, two},
+                                        {two, KEY},
+                                        {KEY, two},
+                                        {two, two},
+                                        {two, turned}};
+  for (size_t i = 0; i < MLFAB__COUNT(same); i++)
+    assert_int_equal(code_of(same[i][0], same[i][1], NULL), 0);
   assert_int_equal(code_of(KEY, "", "the caller has none"), MLFAB_ERR_JOB);
   assert_int_equal(code_of("", KEY, "this job has none"), MLFAB_ERR_JOB);
   assert_int_equal(code_of(KEY, OLD, "not this job's"), MLFAB_ERR_JOB);
-  /* A change of keys: each process at its own time. */
-  snprintf(two, sizeof two, "%s,%s", KEY, OLD);
-  snprintf(turned, sizeof turned, "%s,%s", OLD, KEY);
-  assert_int_equal(code_of(two, OLD, NULL), 0);
-  assert_int_equal(code_of(OLD, two, NULL), 0);
-  assert_int_equal(code_of(two, KEY, NULL), 0);
-  assert_int_equal(code_of(KEY, two, NULL), 0);
-  assert_int_equal(code_of(two, two, NULL), 0);
-  assert_int_equal(code_of(two, turned, NULL), 0);
   assert_int_equal(code_of(two, "a-third-key-0123456789", "not this job's"), MLFAB_ERR_JOB);
 }
 
@@ -859,32 +698,19 @@ TEST(test_bad_keys) {
 /* A caller that is not proven costs at most 256 bytes and 2 s, with any heartbeat, whatever it has said. */
 TEST(test_cost_of_strangers) {
   enum { STRANGERS = 60 };
-  uint8_t meta[MLFAB__KEYS_META];
   uint32_t link[STRANGERS];
-  mlfab__challenge c;
   mlfab__fabric_keys keys;
-  const char *why;
-  (void)mlfab__keys_parse(KEY, &keys, &why);
-  memset(&c, 0, sizeof c);
-  c.first = MLFAB__HELLO;
-  memcpy(c.keys, keys.name, sizeof c.keys);
+  const mlfab__challenge c = challenge_of(0, &keys);
   for (int asks = 0; asks < 2; asks++) {
-    net_begin(10);
-    for (int i = 0; i < NODES; i++) net_open(i, KEY);
-    assert_int_equal(join(), 0);
-    define();
+    begin(10);
     run(4 * BEAT);
-    uint64_t before = n.held_bytes, began = n.now;
-    for (int i = 0; i < STRANGERS; i++) {
-      link[i] = dial();
-      if (asks) say(link[i], MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
-      if (asks) assert_int_equal(n.heard_type, MLFAB__ANSWER);
-    }
+    uint64_t before = n.held_bytes, began = q.now;
+    for (int i = 0; i < STRANGERS; i++) link[i] = asks ? dial_asking(&c, 0) : dial();
     uint64_t each = (n.held_bytes - before) / STRANGERS;
     if (each > 288) fail_msg("a stranger costs %u bytes", (unsigned)each);
-    for (uint64_t end = began + 5 * BEAT - 60000000; n.now < end;) turn();
+    for (uint64_t end = began + 5 * BEAT - 60000000; q.now < end;) turn();
     run(6 * BEAT);
-    for (int i = 0; i < STRANGERS; i++) assert_false(n.link[link[i]].up);
+    for (int i = 0; i < STRANGERS; i++) assert_false(q.link[link[i]].up);
     work();
     net_close();
   }
@@ -892,7 +718,6 @@ TEST(test_cost_of_strangers) {
 
 TEST(test_two_seconds) {
   mlfab_config c;
-  uint64_t until = 0;
   net_begin(11);
   mlfab_config_init(&c);
   c.workers = 2;
@@ -900,15 +725,13 @@ TEST(test_two_seconds) {
   c.timeout_ns = 100000000000u;
   strcpy(c.key, KEY);
   strcpy(c.coordinator, "queue:0");
-  assert_int_equal(mlfab_node_open(&c, "queue:0", n.now, &n.node[0], NULL), 0);
+  assert_int_equal(mlfab_node_open(&c, "queue:0", q.now, &q.node[0], NULL), 0);
   run(BEAT);
   uint32_t link = dial();
-  uint64_t began = n.now;
-  while (n.link[link].up && n.now < began + 5000000000u) turn();
-  until = n.now - began;
-  assert_true(until > 1500000000u && until < 2100000000u);
-  while (n.taken[0] != n.put[0]) drop_event(&n.queue[0][n.taken[0]++ % QUEUE]);
-  mlfab_node_close(&n.node[0]);
+  uint64_t began = q.now;
+  while (q.link[link].up && q.now < began + 5000000000u) turn();
+  assert_in_range(q.now - began, 1500000000u, 2100000000u);
+  shut(0);
 }
 
 TESTS(NULL, NULL)

@@ -1,196 +1,73 @@
 /* test_node.c - hand-driven nodes, and their reaction to broken or hostile frames.
  *
- * Queues join three nodes (node 0 serves), as in examples/04_event_loop.c. A fourth party, "the outside",
- * has its own links to node 0 and sends whatever a test asks for. Node 0 then closes the link and counts
- * the error; the model keeps its bits, and the other nodes continue. */
+ * Queues join three nodes (node 0 serves), see queues.h. The outside sends whatever a test asks for. Node 0 then closes
+ * the link and counts the error; the model keeps its bits, and the other nodes continue. */
 #include "core/api/parts.h"
-#include "core/base/env.h"
 #include "core/coll/comm.h"
-#include "core/node/node.h"
 #include "core/base/rng.h"
 #include "core/wire/peer_wire.h"
 #include "core/server/server.h"
 
-#include "../testing.h"
+enum { COUNT = 6000, QUEUE = 4096, LINKS = 512 };
+#include "queues.h"
 
-#define SUBMIT(node, at, request_p, name, ...)                                                     \
-  mlfab_node_submit(                                                                               \
-      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
-      request_p)
-
-enum { NODES = 3, COUNT = 6000, QUEUE = 4096, LINKS = 512, OUTSIDE = NODES };
-
-/* The other end of a link, by its number: a node, or OUTSIDE. */
-typedef struct net_link {
-  int up, from, to;
-  int refuses; /* sends fail because the peer is gone */
-} net_link;
-
-typedef struct net {
-  mlfab_node *node[NODES];
-  mlfab_io_event queue[NODES][QUEUE];
-  uint64_t due[NODES][QUEUE]; /* time of arrival */
-  unsigned taken[NODES], put[NODES];
-  net_link link[LINKS];
-  uint32_t links;
-  uint64_t now, slow_ns[NODES];
-  uint64_t job; /* of frames from the outside */
-  /* The last frame from node 0 to the outside. */
-  uint8_t heard_type;
-  int heard, closed;
-  int heard_all; /* frames, including heartbeats */
-  mlfab__header heard_header;
-  char heard_text[MLFAB__TEXT_MAX];
-  int refused; /* sends on links with `refuses` */
-  mlfab__heartbeat heard_beat;
-  uint32_t heard_incarnation; /* from WELCOME */
-  uint64_t nonce[NODES];      /* of the nodes that joined */
-  uint32_t heard_generation;
-  int32_t heard_code;
-} net;
-
-static net n;
-
-static void *copy(const void *bytes, uint32_t size) {
-  void *p = size && bytes ? malloc(size) : NULL;
-  if (p) memcpy(p, bytes, size);
-  return p;
-}
-
-static void post(int to, mlfab_io_event event) {
-  if (to == OUTSIDE) {
-    n.closed += event.kind == MLFAB_IO_DOWN;
-    return;
-  }
-  assert_true(n.put[to] - n.taken[to] < QUEUE);
-  n.due[to][n.put[to] % QUEUE] = n.now + n.slow_ns[to];
-  n.queue[to][n.put[to]++ % QUEUE] = event;
-}
-
-static void post_down(int to, uint32_t link) {
-  post(to, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = link, .text = "closed"});
-}
-
-static uint32_t new_link(int from, int to) {
-  assert_true(n.links + 1 < LINKS);
-  n.link[++n.links] = (net_link){1, from, to, 0};
-  return n.links;
-}
-
-static int far_end(uint32_t link, int me) {
-  return n.link[link].from == me ? n.link[link].to : n.link[link].from;
-}
-
-static void hear(const mlfab_action *a) {
-  const uint8_t *meta = (const uint8_t *)a->head + MLFAB_HEADER_BYTES;
-  mlfab__header header;
-  mlfab__wire_open((const uint8_t *)a->head, &header);
-  n.heard_all++;
-  n.heard_header = header;
-#define DECODE(type, to) assert_int_equal(mlfab__decode_##type(meta, header.meta_bytes, to), 0)
-  if (header.type == MLFAB__HEARTBEAT) DECODE(heartbeat, &n.heard_beat);
-  if (header.type == MLFAB__HEARTBEAT || header.type == MLFAB__MEMBER) return;
-  if (header.type == MLFAB__WELCOME) {
-    mlfab__welcome welcome;
-    DECODE(welcome, &welcome);
-    n.heard_incarnation = welcome.incarnation;
-  }
-  if (header.type == MLFAB__REFUSE) {
-    mlfab__refuse refuse;
-    DECODE(refuse, &refuse);
-    n.heard_code = refuse.code;
-    strcpy(n.heard_text, refuse.text);
-  }
-  if (header.type == MLFAB__HELLO_ACK) {
-    mlfab__hello_ack ack;
-    DECODE(hello_ack, &ack);
-    n.heard_generation = ack.generation;
-  }
-  if (header.type == MLFAB__PUSH_ACK) {
-    mlfab__push_ack ack;
-    DECODE(push_ack, &ack);
-    n.heard_code = ack.code;
-  }
-#undef DECODE
-  n.heard_type = header.type;
-  n.heard++;
-}
+static struct {
+  uint64_t job;          /* of frames from the outside */
+  uint32_t refuses;      /* the link on which sends fail because the peer is gone */
+  int refused;           /* such sends */
+  uint64_t nonce[NODES]; /* of the nodes that joined */
+} n;
 
 /* Plays the transport for one action. */
 static int act(int me, const mlfab_action *a) {
-  mlfab_io_event e = {.link = a->link};
   if (a->kind == MLFAB_ACTION_CONNECT) {
-    int to = a->address[strlen(a->address) - 1] - '0';
-    e.link = new_link(me, to);
-    e.kind = MLFAB_IO_UP;
-    e.token = a->token;
-    post(me, e);
-    e.token = 0;
-    post(to, e);
+    link_up(me, a->address[strlen(a->address) - 1] - '0', a->token, 0, 0);
   } else if (a->kind == MLFAB_ACTION_SEND) {
     int to = far_end(a->link, me);
-    if (n.link[a->link].refuses) {
+    if (a->link == n.refuses) {
       n.refused++;
       return MLFAB_ERR_PEER_CLOSED;
     }
-    if (!n.link[a->link].up) return 0;
-    if (to == OUTSIDE) {
+    if (!q.link[a->link].up) return 0;
+    if (to == OUTSIDE)
       hear(a);
-    } else {
-      e.kind = MLFAB_IO_FRAME;
-      e.head = copy(a->head, e.head_bytes = a->head_bytes);
-      e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
-      post(to, e);
-    }
+    else
+      post(to, frame_event(a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes));
     if (a->token)
       post(me, (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token});
   } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
-    n.link[a->link].up = 0;
+    q.link[a->link].up = 0;
     post_down(far_end(a->link, me), a->link);
   }
   return 0;
 }
 
-static void drop_event(mlfab_io_event *e) {
-  if (e->kind != MLFAB_IO_FRAME) return;
-  free((void *)(uintptr_t)e->head);
-  free((void *)(uintptr_t)e->bulk);
-}
-
 static void turn(void) {
-  n.now += 10000;
+  q.now += 10000;
   for (int i = 0; i < NODES; i++) {
-    if (!n.node[i]) continue;
-    if (n.taken[i] != n.put[i] && n.due[i][n.taken[i] % QUEUE] <= n.now) {
-      mlfab_io_event *e = &n.queue[i][n.taken[i]++ % QUEUE];
-      mlfab_node_event(n.node[i], e, n.now);
+    if (!q.node[i]) continue;
+    if (q.taken[i] != q.put[i] && q.due[i][q.taken[i] % QUEUE] <= q.now) {
+      mlfab_io_event *e = &q.queue[i][q.taken[i]++ % QUEUE];
+      mlfab_node_event(q.node[i], e, q.now);
       drop_event(e);
     }
-    if (mlfab_node_deadline(n.node[i]) <= n.now) mlfab_node_tick(n.node[i], n.now);
-    for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
+    if (mlfab_node_deadline(q.node[i]) <= q.now) mlfab_node_tick(q.node[i], q.now);
+    for (mlfab_action a; mlfab_node_next(q.node[i], q.now, &a);) {
       int status = act(i, &a);
-      mlfab_node_done(n.node[i], &a, status, n.now);
+      mlfab_node_done(q.node[i], &a, status, q.now);
     }
   }
 }
 
-static void run(uint64_t ns) {
-  for (uint64_t end = n.now + ns; n.now < end;) turn();
-}
-
-static int finish(int i, mlfab_request request) {
-  mlfab_result result;
-  memset(&result, 0, sizeof result);
-  for (int done = 0; !done; turn()) {
-    if (mlfab_node_test(n.node[i], request, &done, &result)) return MLFAB_ERR_REQUEST;
-  }
-  return result.status;
+static void begin(void) {
+  memset(&n, 0, sizeof n);
+  memset(&q, 0, sizeof q);
+  n.job = mlfab__hash(0, "mlfab", 5);
 }
 
 /* Opens all nodes with this configuration; `by_hand`: one of them, or -1. */
 static void open_nodes(const mlfab_config *common, int by_hand) {
-  memset(&n, 0, sizeof n);
-  n.job = mlfab__hash(0, "mlfab", 5);
+  begin();
   for (int i = 0; i < NODES; i++) {
     mlfab_config c = *common;
     char address[24];
@@ -199,20 +76,19 @@ static void open_nodes(const mlfab_config *common, int by_hand) {
     if (i == by_hand) c.progress = MLFAB_PROGRESS_HAND;
     strcpy(c.coordinator, "queue:0");
     snprintf(address, sizeof address, "queue:%d", i);
-    assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
-    n.nonce[i] = n.node[i]->nonce;
+    assert_int_equal(mlfab_node_open(&c, address, 0, &q.node[i], NULL), 0);
+    n.nonce[i] = q.node[i]->nonce;
   }
 }
 
 static void await_nodes(void) {
-  for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
+  for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(q.node[i], NULL) == 1;
 }
 
 static int setup_job(uint32_t sync, uint32_t scheduler, uint32_t servers, int by_hand) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
   mlfab_model_options o = {.size = sizeof o, .sync = sync, .slices = 5};
-  mlfab_request request;
   mlfab_config c;
   mlfab_config_init(&c);
   c.eager_bytes = 4096;
@@ -223,11 +99,8 @@ static int setup_job(uint32_t sync, uint32_t scheduler, uint32_t servers, int by
   await_nodes();
   for (int k = 0; k < COUNT; k++) w[k] = (float)k;
   for (int i = 0; i < NODES; i++) {
-    assert_int_equal(
-        SUBMIT(n.node[i], 0, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT), 0);
-    assert_int_equal(
-        SUBMIT(n.node[i], n.now, &request, MODEL_START, .options = &o, .bufs = &first, .n = 1), 0);
-    assert_int_equal(finish(i, request), 0);
+    BEGIN(i, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT);
+    CALL(i, MODEL_START, .options = &o, .bufs = &first, .n = 1);
   }
   return 0;
 }
@@ -247,18 +120,13 @@ SETUP(setup_by_hand, ASYNC, NONE, 2, 2)
 
 static int teardown(void **state) {
   (void)state;
-  for (int i = NODES - 1; i >= 0; i--) {
-    while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
-    mlfab_node_close(&n.node[i]);
-  }
+  for (int i = NODES - 1; i >= 0; i--) shut(i);
   return 0;
 }
 
 static void pull(int i, float *w) {
   mlfab_buf b = {0, 0, w, COUNT};
-  mlfab_request request;
-  assert_int_equal(SUBMIT(n.node[i], n.now, &request, PULL, .bufs = &b, .n = 1), 0);
-  assert_int_equal(finish(i, request), 0);
+  CALL(i, PULL, .bufs = &b, .n = 1);
 }
 
 /* The model is as it began. */
@@ -274,32 +142,15 @@ static void all_is_well(void) {
   for (int k = 0; k < COUNT; k++) one[k] = 1, minus[k] = -1;
   for (int i = 1; i < NODES; i++) {
     mlfab_buf u = {0, 0, one, COUNT}, back = {0, 0, minus, COUNT};
-    mlfab_request request;
     unchanged(i);
-    assert_int_equal(SUBMIT(n.node[i], n.now, &request, PUSH, .bufs = &u, .n = 1), 0);
-    assert_int_equal(finish(i, request), 0);
-    assert_int_equal(SUBMIT(n.node[i], n.now, &request, PUSH, .bufs = &back, .n = 1), 0);
-    assert_int_equal(finish(i, request), 0);
+    CALL(i, PUSH, .bufs = &u, .n = 1);
+    CALL(i, PUSH, .bufs = &back, .n = 1);
   }
-}
-
-static mlfab_stats stats(int i) {
-  mlfab_stats s;
-  assert_int_equal(mlfab_node_stats(n.node[i], &s, sizeof s), 0);
-  return s;
 }
 
 /* --- the outside --- */
 
-static uint32_t dial_to(int to) {
-  uint32_t link = new_link(OUTSIDE, to);
-  post(to, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = link});
-  run(50000);
-  n.closed = n.heard = n.heard_all = n.heard_type = 0;
-  n.heard_text[0] = 0;
-  return link;
-}
-
+static uint32_t dial_to(int to) { return dial_with(to, 0); }
 static uint32_t dial(void) { return dial_to(0); }
 
 /* A frame under construction: head in place, meta after it. */
@@ -320,10 +171,8 @@ static void made_begin(made *m, uint8_t type, uint32_t meta_bytes, uint32_t bulk
 
 static void deliver(uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
                     uint32_t bulk_bytes) {
-  mlfab_io_event e = {.kind = MLFAB_IO_FRAME, .link = link};
-  e.head = copy(head, e.head_bytes = head_bytes);
-  e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
-  post(n.link[link].from == OUTSIDE ? n.link[link].to : 0, e);
+  post(q.link[link].from == OUTSIDE ? q.link[link].to : 0,
+       frame_event(link, head, head_bytes, bulk, bulk_bytes));
   run(100000);
 }
 
@@ -353,21 +202,23 @@ static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
   say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER, worker < NODES ? n.nonce[worker] : 0);
 }
 
+static void refused_as(int code) {
+  assert_int_equal(q.heard_type, MLFAB__REFUSE);
+  assert_int_equal(q.refuse.code, code);
+}
+
 /* The link is down because node 0 closed it. */
 static void given_up(uint32_t link, const char *what) {
   run(1000000);
-  if (n.link[link].up) fail_msg("%s: the link still stands", what);
-  assert_true(n.closed >= 1);
+  if (q.link[link].up) fail_msg("%s: the link still stands", what);
+  assert_true(q.closed >= 1);
 }
 
 /* Node 2's process ends silently, and its peers still count on it. */
-static void vanish(void) {
-  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
-  mlfab_node_close(&n.node[2]);
-}
+static void vanish(void) { shut(2); }
 
 /* The incarnation that node 0 gave to a worker. */
-static uint32_t incarnation_of(int i) { return n.node[i]->incarnation; }
+static uint32_t incarnation_of(int i) { return q.node[i]->incarnation; }
 
 /* Takes the place of worker 2 on a link of the test's own, with its true incarnation: from now on the
  * outside acts as worker 2. */
@@ -376,46 +227,48 @@ static uint32_t impersonate(void) {
   vanish();
   uint32_t link = dial();
   say_hello(link, 2, number);
-  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
-  n.closed = n.heard = 0;
+  assert_int_equal(q.heard_type, MLFAB__HELLO_ACK);
+  q.closed = q.heard = 0;
   return link;
 }
 
+/* The model is as it began, whatever the outside has said as worker 2. */
+static void spared(void) {
+  q.node[2] = NULL;
+  unchanged(1);
+}
+
 static void again(uint32_t *link) {
-  if (n.link[*link].up) return;
+  if (q.link[*link].up) return;
   *link = dial();
-  say_hello(*link, 2, n.node[0]->parts->server->peers[2].incarnation);
-  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
-  n.closed = n.heard = 0;
+  say_hello(*link, 2, q.node[0]->parts->server->peers[2].incarnation);
+  assert_int_equal(q.heard_type, MLFAB__HELLO_ACK);
+  q.closed = q.heard = 0;
 }
 
 /* --- malformed frames --- */
 
 /* Cut at every length, and each bit flipped: node 0 refuses the frame, counts it and closes the link. */
+static void damaged(const made *m, uint32_t bytes, const char *what) {
+  uint64_t refused = stats(0).frames_refused;
+  uint32_t link = dial();
+  deliver(link, m->head, bytes, NULL, 0);
+  given_up(link, what);
+  assert_int_equal(stats(0).frames_refused, refused + 1);
+}
+
 TEST_WITH(test_damage, setup, teardown) {
   made m;
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
-  uint32_t all = MLFAB_HEADER_BYTES + meta;
-  made_begin(&m, MLFAB__HELLO, meta, 0);
+  MAKE(&m, HELLO, hello, &hello);
+  uint32_t all = MLFAB_HEADER_BYTES + m.h.meta_bytes;
   mlfab__wire_seal(m.head, &m.h, NULL);
-  for (uint32_t cut = 0; cut < all; cut += cut < 60 ? 7 : 1) {
-    uint64_t refused = stats(0).frames_refused;
-    uint32_t link = dial();
-    deliver(link, m.head, cut, NULL, 0);
-    given_up(link, "a cut frame");
-    assert_int_equal(stats(0).frames_refused, refused + 1);
-    if (n.links > LINKS - 300) break;
-  }
+  for (uint32_t cut = 0; cut < all && q.links <= LINKS - 300; cut += cut < 60 ? 7 : 1)
+    damaged(&m, cut, "a cut frame");
   for (uint32_t bit = 0; bit < all * 8; bit += 5) {
-    uint8_t flipped[256];
-    uint64_t refused = stats(0).frames_refused;
-    memcpy(flipped, m.head, all);
-    flipped[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    uint32_t link = dial();
-    deliver(link, flipped, all, NULL, 0);
-    given_up(link, "a flipped bit");
-    assert_int_equal(stats(0).frames_refused, refused + 1);
+    m.head[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    damaged(&m, all, "a flipped bit");
+    m.head[bit / 8] ^= (uint8_t)(1u << bit % 8);
   }
   all_is_well();
 }
@@ -429,7 +282,7 @@ TEST_WITH(test_restarts, setup, teardown) {
   MAKE(&m, HELLO, hello, &hello);
   m.h.job += UINT64_C(7) << 48;
   send(link, &m);
-  assert_int_equal(mlfab_node_ready(n.node[0], &error), MLFAB_ERR_FENCED);
+  assert_int_equal(mlfab_node_ready(q.node[0], &error), MLFAB_ERR_FENCED);
   assert_non_null(strstr(error.text, "of restart 0, and restart 7 is here"));
 }
 
@@ -437,18 +290,17 @@ TEST_WITH(test_restarts, setup, teardown) {
 TEST_WITH(test_strangers, setup, teardown) {
   made m;
   uint64_t strangers = stats(0).strangers_refused;
-  uint32_t link = dial();
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
-  made_begin(&m, MLFAB__HELLO, meta, 0);
+  uint32_t link = dial();
+  MAKE(&m, HELLO, hello, &hello);
   m.h.job++;
   send(link, &m);
   given_up(link, "another job");
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(q.heard_type, MLFAB__REFUSE);
   assert_int_equal(stats(0).strangers_refused, strangers + 1);
+  m.h.job--;
   for (int protocol = 0; protocol < 256; protocol += 51) {
     if (protocol == MLFAB_PROTOCOL) continue;
-    made_begin(&m, MLFAB__HELLO, meta, 0);
     m.h.protocol = (uint8_t)(protocol ? protocol : 2);
     link = dial();
     send(link, &m);
@@ -463,8 +315,8 @@ TEST_WITH(test_strangers, setup, teardown) {
 /* The number of the outside's open links. */
 static uint32_t standing_outside(uint32_t from) {
   uint32_t count = 0;
-  for (uint32_t i = from; i <= n.links; i++)
-    count += n.link[i].up && (n.link[i].from == OUTSIDE || n.link[i].to == OUTSIDE);
+  for (uint32_t i = from; i <= q.links; i++)
+    count += q.link[i].up && (q.link[i].from == OUTSIDE || q.link[i].to == OUTSIDE);
   return count;
 }
 
@@ -475,12 +327,12 @@ TEST_WITH(test_many_strangers, setup, teardown) {
   run(1000000);
   assert_int_equal(standing_outside(links[0]), 64 + NODES);
   for (uint32_t i = 0; i < MLFAB__COUNT(links); i++)
-    assert_int_equal(n.link[links[i]].up, i >= MLFAB__COUNT(links) - 64 - NODES);
+    assert_int_equal(q.link[links[i]].up, i >= MLFAB__COUNT(links) - 64 - NODES);
   uint32_t link = dial();
   made m;
   made_begin(&m, MLFAB__HEARTBEAT, 12, 0);
   send(link, &m);
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(q.heard_type, MLFAB__REFUSE);
   all_is_well();
   run(6 * 500000000ull);
   assert_int_equal(standing_outside(links[0]), 0);
@@ -494,7 +346,7 @@ static mlfab__join join_of(int32_t rank, uint32_t servers, uint64_t nonce) {
                        .servers = servers,
                        .founding = servers,
                        .nonce = nonce,
-                       .heartbeat_ns = n.node[0]->config.heartbeat_ns};
+                       .heartbeat_ns = q.node[0]->config.heartbeat_ns};
 }
 
 static uint32_t dial_join(int32_t rank, uint64_t nonce) {
@@ -506,25 +358,24 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
 }
 
 static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
-  mlfab__heartbeat beat = {sent_ns, kind};
-  SAY(link, HEARTBEAT, heartbeat, &beat);
+  SAY(link, HEARTBEAT, heartbeat, (&(mlfab__heartbeat){sent_ns, kind}));
 }
 
 /* A process that joins again and again has one connection, and loses it in the end whatever it sends. */
 TEST_WITH(test_joins_again_and_again, setup, teardown) {
   vanish();
   run(6 * 500000000ull); /* until the rank is free */
-  uint32_t first = n.links + 1, link = 0;
+  uint32_t first = q.links + 1, link = 0;
   for (uint32_t i = 0; i < 50; i++) {
     link = dial_join(2, 77);
-    assert_int_equal(n.heard_type, MLFAB__WELCOME);
+    assert_int_equal(q.heard_type, MLFAB__WELCOME);
     assert_int_equal(standing_outside(first), 1);
-    assert_int_equal(n.link[link].up, 1);
+    assert_int_equal(q.link[link].up, 1);
   }
-  for (int i = 0; i < 24 && n.link[link].up; i++) {
-    const uint64_t began = n.now;
+  for (int i = 0; i < 24 && q.link[link].up; i++) {
+    const uint64_t began = q.now;
     run(500000000ull);
-    if (n.link[link].up) say_beat(link, began, MLFAB__BEAT);
+    if (q.link[link].up) say_beat(link, began, MLFAB__BEAT);
   }
   assert_int_equal(standing_outside(first), 0);
 }
@@ -540,12 +391,11 @@ TEST_WITH(test_first_frames, setup, teardown) {
     given_up(link, mlfab__frame_name((uint8_t)type));
   }
   /* Ranks that do not exist. */
-  uint32_t link = dial();
-  say_hello(link, NODES, 1);
-  given_up(link, "a worker out of range");
-  link = dial();
-  say_hello(link, UINT32_MAX, 1);
-  given_up(link, "a worker far out of range");
+  for (uint32_t i = 0; i < 2; i++) {
+    uint32_t link = dial();
+    say_hello(link, i ? UINT32_MAX : NODES, 1);
+    given_up(link, "a worker out of range");
+  }
   all_is_well();
 }
 
@@ -556,7 +406,7 @@ TEST_WITH(test_incarnations, setup, teardown) {
   for (int i = -1; i <= 1; i += 2) {
     uint32_t link = dial();
     say_hello(link, 2, now + (uint32_t)i);
-    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    assert_int_equal(q.heard_type, MLFAB__REFUSE);
     given_up(link, "another incarnation");
   }
   all_is_well();
@@ -565,23 +415,22 @@ TEST_WITH(test_incarnations, setup, teardown) {
 /* The roles of one node are linked internally: a caller that claims to be one of them is refused, and the
  * internal links do not change. */
 TEST_WITH(test_roles_beside, setup_beside, teardown) {
-  const uint32_t *planner = n.node[0]->pairs[MLFAB__PAIR_PLANNER];
-  const uint32_t *server = n.node[0]->pairs[MLFAB__PAIR_SERVER];
+  const uint32_t *planner = q.node[0]->pairs[MLFAB__PAIR_PLANNER];
+  const uint32_t *server = q.node[0]->pairs[MLFAB__PAIR_SERVER];
   for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
     uint32_t link = dial();
     say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
-    assert_int_equal(n.heard_type, MLFAB__REFUSE);
-    assert_int_equal(n.heard_code, MLFAB_ERR_RANK_TAKEN);
+    refused_as(MLFAB_ERR_RANK_TAKEN);
     given_up(link, "a second scheduler");
     link = dial();
     say_hello(link, 0, incarnation);
-    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    assert_int_equal(q.heard_type, MLFAB__REFUSE);
     given_up(link, "a second worker 0");
   }
-  assert_int_equal(n.node[0]->links[planner[0]].kind, MLFAB__LINK_PLANNER);
-  assert_int_equal(n.node[0]->links[planner[1]].kind, MLFAB__LINK_SCHEDULER);
-  assert_int_equal(n.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
-  assert_int_equal(n.node[0]->callers[NODES].link, planner[1]);
+  assert_int_equal(q.node[0]->links[planner[0]].kind, MLFAB__LINK_PLANNER);
+  assert_int_equal(q.node[0]->links[planner[1]].kind, MLFAB__LINK_SCHEDULER);
+  assert_int_equal(q.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
+  assert_int_equal(q.node[0]->callers[NODES].link, planner[1]);
   all_is_well();
 }
 
@@ -602,8 +451,7 @@ static void hang_up(uint32_t link) {
 
 static void taken(uint32_t link, const char *what) {
   given_up(link, what);
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
-  assert_int_equal(n.heard_code, MLFAB_ERR_RANK_TAKEN);
+  refused_as(MLFAB_ERR_RANK_TAKEN);
 }
 
 /* A living process keeps its rank, whatever incarnation another process claims. */
@@ -612,7 +460,7 @@ TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
   uint32_t link = dial();
   say_join(link, 2, 77);
   taken(link, "a second JOIN");
-  assert_non_null(strstr(n.heard_text, "worker 2"));
+  assert_non_null(strstr(q.refuse.text, "worker 2"));
   for (uint32_t i = 0; i < 3; i++) {
     link = dial_to(1);
     say_hello_as(link, 2, i == 2 ? UINT32_MAX : number + i, MLFAB_ROLE_WORKER, 77);
@@ -621,47 +469,47 @@ TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
   link = dial();
   say_hello_as(link, 2, number, MLFAB_ROLE_WORKER, 77);
   given_up(link, "another process at server 0, which knows who joined");
-  assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
-  assert_int_equal(n.node[1]->parts->server->peers[2].incarnation, number);
-  assert_int_equal(n.node[0]->peers[2].incarnation, number);
+  assert_int_equal(q.refuse.code, MLFAB_ERR_FENCED);
+  assert_int_equal(q.node[1]->parts->server->peers[2].incarnation, number);
+  assert_int_equal(q.node[0]->peers[2].incarnation, number);
   assert_int_equal(stats(0).reconnects + stats(1).reconnects, 0);
   all_is_well();
   /* The same process does not wait; its old link is closed. */
   link = dial_to(1);
   say_hello(link, 2, number);
-  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+  assert_int_equal(q.heard_type, MLFAB__HELLO_ACK);
   assert_int_equal(stats(1).reconnects, 1);
 }
 
 /* A restarted process waits until the probe of its predecessor has failed; frames that the predecessor sent
  * before it died are no answer. Of two that wait only one is admitted. */
 TEST_WITH(test_number_of_a_dead_process, setup_two_servers, teardown) {
-  uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->callers[2].link].id;
+  uint32_t old = incarnation_of(2), last = q.node[0]->links[q.node[0]->callers[2].link].id;
   vanish();
   uint32_t link = dial();
   say_join(link, 2, 77);
-  say_beat(last, n.now, MLFAB__BEAT);
+  say_beat(last, q.now, MLFAB__BEAT);
   say_beat(last, 12345, MLFAB__BEAT_ANSWER);
   run(2ull * BEAT);
-  assert_true(n.link[link].up);
-  assert_int_equal(n.heard_all, 0);
+  assert_true(q.link[link].up);
+  assert_int_equal(q.heard_all, 0);
   uint32_t second = dial();
   say_join(second, 2, 78);
   run(4ull * BEAT);
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
-  assert_true(n.heard_incarnation > old);
-  assert_int_equal(n.node[0]->peers[2].nonce, 77);
-  assert_true(n.link[second].up);
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
+  assert_true(q.welcome.incarnation > old);
+  assert_int_equal(q.node[0]->peers[2].nonce, 77);
+  assert_true(q.link[second].up);
   /* The second waits for the first, which answers. */
-  say_beat(link, n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
-  assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
+  say_beat(link, q.heartbeat.sent_ns, MLFAB__BEAT_ANSWER);
+  assert_int_equal(q.heartbeat.kind, MLFAB__BEAT_PROBE);
   taken(second, "the second");
   /* The same at the other server: its link to the dead process has gone meanwhile, or goes now. */
   link = dial_to(1);
-  say_hello_as(link, 2, n.heard_incarnation, MLFAB_ROLE_WORKER, 77);
+  say_hello_as(link, 2, q.welcome.incarnation, MLFAB_ROLE_WORKER, 77);
   run(6ull * BEAT);
-  assert_int_equal(n.node[1]->parts->server->peers[2].incarnation, n.heard_incarnation);
-  assert_int_equal(n.node[1]->claims + n.node[0]->claims, 0);
+  assert_int_equal(q.node[1]->parts->server->peers[2].incarnation, q.welcome.incarnation);
+  assert_int_equal(q.node[1]->claims + q.node[0]->claims, 0);
 }
 
 /* A hand-driven process may compute: it keeps its rank while its connection stands. */
@@ -670,14 +518,14 @@ TEST_WITH(test_number_of_a_silent_process, setup_by_hand, teardown) {
   uint32_t link = dial();
   say_join(link, 2, 77);
   run(4ull * BEAT);
-  assert_true(n.link[link].up);
+  assert_true(q.link[link].up);
   run(2ull * BEAT);
   taken(link, "a number whose process computes");
   /* When the connection breaks, the process that waits is admitted at once. */
   link = dial();
   say_join(link, 2, 77);
-  hang_up(n.node[0]->links[n.node[0]->callers[2].link].id);
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  hang_up(q.node[0]->links[q.node[0]->callers[2].link].id);
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
 
 /* A welcomed process owns its rank before it has a link, because its HELLO is on the way. It loses the rank
@@ -689,27 +537,27 @@ TEST_WITH(test_number_between_links, setup_two_servers, teardown) {
     uint64_t nonce = 77 + (uint64_t)late;
     uint32_t link = dial();
     say_join(link, 2, nonce);
-    assert_int_equal(n.heard_type, MLFAB__WELCOME);
-    uint32_t incarnation = n.heard_incarnation, second = dial();
+    assert_int_equal(q.heard_type, MLFAB__WELCOME);
+    uint32_t incarnation = q.welcome.incarnation, second = dial();
     say_join(second, 2, 90);
     hang_up(link);
     /* it must call again, whether it called before or after the hang-up */
-    assert_int_equal(n.heard, 0);
-    assert_false(n.link[second].up);
+    assert_int_equal(q.heard, 0);
+    assert_false(q.link[second].up);
     if (late) break;
     say_join(second = dial(), 2, 90);
-    assert_int_equal(n.heard, 0);
+    assert_int_equal(q.heard, 0);
     link = dial();
     say_hello_as(link, 2, incarnation, MLFAB_ROLE_WORKER, nonce);
-    assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+    assert_int_equal(q.heard_type, MLFAB__HELLO_ACK);
     hang_up(link); /* after HELLO it may leave: another process is admitted at once */
   }
   run(4ull * BEAT);
   say_join(dial(), 2, 91);
-  assert_int_equal(n.heard, 0);
+  assert_int_equal(q.heard, 0);
   run(1ull * BEAT);
   say_join(dial(), 2, 91);
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
 
 static void say_scheduler_join(uint32_t link, uint64_t nonce) {
@@ -728,64 +576,60 @@ TEST_WITH(test_number_of_the_scheduler, NULL, teardown) {
   uint32_t joining = dial(), link;
   say_scheduler_join(joining, 77);
   await_nodes();
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
-  uint32_t incarnation = n.heard_incarnation;
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
+  uint32_t incarnation = q.welcome.incarnation;
   for (int again = 0; again < 2; again++) {
     link = dial();
     say_hello_as(link, NODES, incarnation, MLFAB_ROLE_SCHEDULER, 77);
-    assert_int_equal(n.node[0]->links[n.node[0]->callers[NODES].link].id, link);
+    assert_int_equal(q.node[0]->links[q.node[0]->callers[NODES].link].id, link);
     hang_up(again ? link : joining);
     if (again) break;
     uint32_t second = dial();
     say_scheduler_join(second, 78);
-    assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
-    say_beat(link, n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
+    assert_int_equal(q.heartbeat.kind, MLFAB__BEAT_PROBE);
+    say_beat(link, q.heartbeat.sent_ns, MLFAB__BEAT_ANSWER);
     taken(second, "a second scheduler");
-    assert_non_null(strstr(n.heard_text, "the scheduler"));
+    assert_non_null(strstr(q.refuse.text, "the scheduler"));
   }
   say_scheduler_join(dial(), 78);
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
-  assert_true(n.heard_incarnation > incarnation);
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
+  assert_true(q.welcome.incarnation > incarnation);
 }
 
 static void fenced(uint32_t link, const char *what) {
   given_up(link, what);
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
-  assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
+  refused_as(MLFAB_ERR_FENCED);
 }
 
 /* A process that claims to be a server or the scheduler is accepted only if server 0 has given it that
  * role. */
 TEST_WITH(test_roles_that_were_not_given, setup_beside_two, teardown) {
   const uint32_t first = incarnation_of(0), second = incarnation_of(1);
-  uint32_t link = dial_to(1);
-  for (uint32_t i = 1; i < 4; i++) {
-    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i - 1, MLFAB_ROLE_SERVER, 77);
-    fenced(link, "another process as server 0");
-    link = dial_to(1);
-    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i - 1, MLFAB_ROLE_SCHEDULER, 77);
-    fenced(link, "another process as the scheduler");
-    link = dial_to(1);
+  for (uint32_t i = 0; i < 6; i++) {
+    uint32_t link = dial_to(1);
+    say_hello_as(link, 0, i >= 4 ? UINT32_MAX : first + i / 2,
+                 i % 2 ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_SERVER, 77);
+    fenced(link, i % 2 ? "another process as the scheduler" : "another process as server 0");
   }
+  uint32_t link = dial_to(1);
   say_hello_as(link, 2, first, MLFAB_ROLE_SCHEDULER, 77);
   given_up(link, "a worker as the scheduler");
-  link = dial();
-  say_hello_as(link, 1, second, MLFAB_ROLE_SERVER, 77);
-  fenced(link, "another process as server 1");
-  link = dial();
-  say_hello_as(link, 1, second + 1, MLFAB_ROLE_SERVER, n.nonce[1]);
-  fenced(link, "another incarnation of server 1");
-  assert_int_equal(n.node[1]->reshard_links[0], MLFAB__NO_LINK);
-  assert_int_equal(n.node[0]->reshard_links[1], MLFAB__NO_LINK);
-  assert_int_equal(n.node[1]->callers[NODES].incarnation, first);
+  for (uint32_t i = 0; i < 2; i++) {
+    link = dial();
+    say_hello_as(link, 1, second + i, MLFAB_ROLE_SERVER, i ? n.nonce[1] : 77);
+    fenced(link, i ? "another incarnation of server 1" : "another process as server 1");
+  }
+  assert_int_equal(q.node[1]->reshard_links[0], MLFAB__NO_LINK);
+  assert_int_equal(q.node[0]->reshard_links[1], MLFAB__NO_LINK);
+  assert_int_equal(q.node[1]->callers[NODES].incarnation, first);
   unchanged(2);
 }
 
 /* The link of this worker to server 0. */
-static uint32_t link_of(int i) { return n.node[i]->links[n.node[i]->routes[0].link].id; }
+static uint32_t link_of(int i) { return q.node[i]->links[q.node[i]->routes[0].link].id; }
 
 static void break_link(int i, uint32_t link) {
-  n.link[link].up = 0;
+  q.link[link].up = 0;
   post_down(0, link);
   post_down(i, link);
 }
@@ -795,12 +639,10 @@ static void break_link(int i, uint32_t link) {
 TEST_WITH(test_window_ahead, setup, teardown) {
   float one[COUNT] = {0};
   mlfab_buf u = {0, 0, one, COUNT};
-  mlfab_request request;
-  mlfab__window *window = &n.node[0]->parts->server->windows.windows[2];
+  mlfab__window *window = &q.node[0]->parts->server->windows.windows[2];
   for (int ahead = 0; ahead < 2; ahead++) {
     /* A window that matches what the worker sent is accepted. */
-    assert_int_equal(SUBMIT(n.node[2], n.now, &request, PUSH, .bufs = &u, .n = 1), 0);
-    assert_int_equal(finish(2, request), 0);
+    CALL(2, PUSH, .bufs = &u, .n = 1);
     if (ahead) {
       window->top += 200;
       memset(window->applied, 0xff, sizeof window->applied);
@@ -808,9 +650,8 @@ TEST_WITH(test_window_ahead, setup, teardown) {
     break_link(2, link_of(2));
     run(BEAT);
   }
-  assert_int_equal(SUBMIT(n.node[2], n.now, &request, PUSH, .bufs = &u, .n = 1),
-                   MLFAB_ERR_PEER_DEAD);
-  assert_int_equal(n.node[2]->routes[0].dead, 1);
+  assert_int_equal(SUBMIT(2, NULL, PUSH, .bufs = &u, .n = 1), MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(q.node[2]->routes[0].dead, 1);
 }
 
 /* A waiting process that closes its link is forgotten; one that sends more frames is refused. */
@@ -819,33 +660,33 @@ TEST_WITH(test_claims_end, setup_two_servers, teardown) {
   uint32_t link = dial(), second = dial();
   say_join(link, 2, 77);
   say_join(second, 2, 78);
-  assert_int_equal(n.node[0]->claims, 2);
+  assert_int_equal(q.node[0]->claims, 2);
   post_down(0, link);
   say_join(second, 2, 78);
   run(100000);
-  assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
-  assert_int_equal(n.node[0]->claims, 0);
+  assert_int_equal(q.refuse.code, MLFAB_ERR_FRAME);
+  assert_int_equal(q.node[0]->claims, 0);
 }
 
 /* A stopped holder loses its rank to a process that waits for it, but not to one that has closed its link. */
 TEST_WITH(test_claim_without_claimant, setup_two_servers, teardown) {
-  uint32_t last = n.node[0]->links[n.node[0]->callers[2].link].id;
+  uint32_t last = q.node[0]->links[q.node[0]->callers[2].link].id;
   vanish();
   for (int back = 0; back < 2; back++) {
     uint32_t link = dial();
     say_join(link, 2, 77);
-    assert_int_equal(n.node[0]->claims, 1);
+    assert_int_equal(q.node[0]->claims, 1);
     hang_up(link);
     for (int i = 0; i < (back ? 5 : 8); i++) {
-      say_beat(last, n.now, MLFAB__BEAT);
+      say_beat(last, q.now, MLFAB__BEAT);
       run(1ull * BEAT);
-      assert_true(n.link[last].up);
+      assert_true(q.link[last].up);
     }
   }
   run(BEAT / 4);
   say_join(dial(), 2, 77); /* it calls again, and does not wait for another probe */
   run(BEAT / 4);
-  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
 
 static uint32_t say_meet(uint64_t nonce) {
@@ -863,50 +704,50 @@ TEST_WITH(test_meets, setup_two_servers, teardown) {
   static const uint64_t nonces[] = {77, 78, 77};
   for (int i = 0; i < 3; i++) {
     links[i] = say_meet(nonces[i]);
-    assert_int_equal(n.link[links[0]].up, i < 2);
+    assert_int_equal(q.link[links[0]].up, i < 2);
     if (i == 1) {
-      assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
-      say_beat(links[0], n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
+      assert_int_equal(q.heartbeat.kind, MLFAB__BEAT_PROBE);
+      say_beat(links[0], q.heartbeat.sent_ns, MLFAB__BEAT_ANSWER);
       run(3ull * BEAT);
     }
   }
-  assert_false(n.link[links[1]].up);
-  assert_true(n.link[links[2]].up);
+  assert_false(q.link[links[1]].up);
+  assert_true(q.link[links[2]].up);
   say_beat(links[2], 4711, MLFAB__BEAT_PROBE);
-  assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_ANSWER);
-  assert_int_equal(n.heard_beat.sent_ns, 4711);
-  assert_false(n.link[say_meet(78)].up);
-  assert_true(n.link[links[2]].up);
+  assert_int_equal(q.heartbeat.kind, MLFAB__BEAT_ANSWER);
+  assert_int_equal(q.heartbeat.sent_ns, 4711);
+  assert_false(q.link[say_meet(78)].up);
+  assert_true(q.link[links[2]].up);
   run(2ull * BEAT + BEAT / 2);
-  assert_false(n.link[links[2]].up);
-  assert_true(n.link[say_meet(78)].up);
+  assert_false(q.link[links[2]].up);
+  assert_true(q.link[say_meet(78)].up);
 }
 
 /* A worker that has read the goodbye closes its link. That is no death, however long the server waits for
  * the others to read it. */
 TEST_WITH(test_goodbye_is_no_death, setup, teardown) {
-  n.slow_ns[2] = 100ull * BEAT;
-  assert_int_equal(mlfab_node_leave(n.node[0], n.now), 0);
+  q.slow_ns[2] = 100ull * BEAT;
+  assert_int_equal(mlfab_node_leave(q.node[0], q.now), 0);
   run(4ull * BEAT);
-  assert_int_equal(n.node[0]->callers[1].link, MLFAB__NO_LINK);
-  assert_int_not_equal(n.node[0]->callers[2].link, MLFAB__NO_LINK);
+  assert_int_equal(q.node[0]->callers[1].link, MLFAB__NO_LINK);
+  assert_int_not_equal(q.node[0]->callers[2].link, MLFAB__NO_LINK);
   assert_int_equal(stats(0).peers_died, 0);
   run(2ull * BEAT);
-  assert_int_equal(n.node[0]->callers[2].link, MLFAB__NO_LINK);
+  assert_int_equal(q.node[0]->callers[2].link, MLFAB__NO_LINK);
   assert_int_equal(stats(0).peers_died, 0);
 }
 
 /* A hand-driven worker that has computed for long says goodbye before it reads the frames that arrived
  * meanwhile: it may judge its links silent, but its goodbye is sent. */
 TEST_WITH(test_goodbye_after_computing, setup_by_hand, teardown) {
-  mlfab_node *node = n.node[2];
-  n.node[2] = NULL;
+  mlfab_node *node = q.node[2];
+  q.node[2] = NULL;
   run(10ull * BEAT);
-  n.node[2] = node;
-  assert_int_equal(mlfab_node_leave(node, n.now), 0);
+  q.node[2] = node;
+  assert_int_equal(mlfab_node_leave(node, q.now), 0);
   run(4ull * BEAT);
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(n.node[i]->parts->server->peers[2].left, 1);
+    assert_int_equal(q.node[i]->parts->server->peers[2].left, 1);
     assert_int_equal(stats(i).peers_died, 0);
   }
 }
@@ -915,11 +756,10 @@ TEST_WITH(test_goodbye_after_computing, setup_by_hand, teardown) {
 
 /* Frames that no worker sends, and unparsable metas, of every type. */
 TEST_WITH(test_wrong_types, setup, teardown) {
-  static const uint8_t harmless[] = {MLFAB__HEARTBEAT, MLFAB__BYE};
   made m;
   uint32_t link = impersonate();
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
-    if (type == harmless[0] || type == harmless[1]) continue;
+    if (type == MLFAB__HEARTBEAT || type == MLFAB__BYE) continue; /* harmless */
     again(&link);
     uint64_t refused = stats(0).frames_refused;
     memset(m.head, 0xee, sizeof m.head);
@@ -928,8 +768,7 @@ TEST_WITH(test_wrong_types, setup, teardown) {
     given_up(link, mlfab__frame_name((uint8_t)type));
     assert_true(stats(0).frames_refused > refused);
   }
-  n.node[2] = NULL;
-  unchanged(1);
+  spared();
 }
 
 static void say_push(uint32_t link, const mlfab__push *push, const mlfab__segment *segments,
@@ -953,16 +792,14 @@ static void say_chunk(uint32_t link, uint64_t seq, uint64_t offset, uint32_t gen
 
 /* A correct push: 400 bytes from the model's beginning, all eager. */
 static mlfab__push right_push(void) {
-  mlfab__push p;
-  memset(&p, 0, sizeof p);
-  p.seq = 1000;
-  p.members = 1;
-  p.generation = n.heard_generation;
-  p.eager = 400;
-  p.bytes = 400;
-  p.scale = 1.0;
-  p.segments = p.versions = 1;
-  return p;
+  return (mlfab__push){.seq = 1000,
+                       .members = 1,
+                       .generation = q.hello_ack.generation,
+                       .eager = 400,
+                       .bytes = 400,
+                       .scale = 1.0,
+                       .segments = 1,
+                       .versions = 1};
 }
 
 TEST_WITH(test_wrong_pushes, setup, teardown) {
@@ -970,11 +807,13 @@ TEST_WITH(test_wrong_pushes, setup, teardown) {
   uint64_t many[MLFAB__SLICES_MAX] = {0};
   mlfab__push p;
   uint32_t link = impersonate();
-#define WRONG(segment, bulk, what, ...)    \
-  again(&link);                            \
-  p = right_push();                        \
-  __VA_ARGS__;                             \
-  say_push(link, &p, segment, many, bulk); \
+#define PUSH(segment, bulk, ...) \
+  p = right_push();              \
+  __VA_ARGS__;                   \
+  say_push(link, &p, segment, many, bulk)
+#define WRONG(segment, bulk, what, ...) \
+  again(&link);                         \
+  PUSH(segment, bulk, __VA_ARGS__);     \
   given_up(link, what)
   WRONG(&s, 400, "first weights of another", p.flags = MLFAB__PUSH_INIT);
   WRONG(&s, 400, "unknown flags", p.flags = 128);
@@ -987,56 +826,47 @@ TEST_WITH(test_wrong_pushes, setup, teardown) {
   /* The credit covers all updates in progress together. */
   again(&link);
   s.bytes = 8000;
-  p = right_push(), p.seq = 2000, p.bytes = 8000, p.eager = 4096;
-  say_push(link, &p, &s, many, 0);
-  assert_true(n.link[link].up);
-  p = right_push(), p.seq = 2001, p.bytes = 8000, p.eager = 64;
-  say_push(link, &p, &s, many, 64);
+  PUSH(&s, 0, p.seq = 2000, p.bytes = 8000, p.eager = 4096);
+  assert_true(q.link[link].up);
+  PUSH(&s, 64, p.seq = 2001, p.bytes = 8000, p.eager = 64);
   given_up(link, "credit twice");
   /* A decreasing number. */
   again(&link);
-  p = right_push(), p.seq = 3000, p.bytes = 8000, p.eager = 64;
-  say_push(link, &p, &s, many, 64);
-  p = right_push(), p.seq = 2999, p.bytes = 8000, p.eager = 0;
-  say_push(link, &p, &s, many, 0);
+  PUSH(&s, 64, p.seq = 3000, p.bytes = 8000, p.eager = 64);
+  PUSH(&s, 0, p.seq = 2999, p.bytes = 8000, p.eager = 0);
   given_up(link, "a number that went back");
   /* Chunks: of an unknown update (ignored: the server may have refused it), at a wrong offset, beyond the
    * end. */
   again(&link);
-  say_chunk(link, 77777, 0, n.heard_generation, 64);
-  assert_true(n.link[link].up);
-  p = right_push(), p.seq = 4000, p.bytes = 8000, p.eager = 64;
-  say_push(link, &p, &s, many, 64);
-  say_chunk(link, 4000, 4096, n.heard_generation, 64);
+  say_chunk(link, 77777, 0, q.hello_ack.generation, 64);
+  assert_true(q.link[link].up);
+  PUSH(&s, 64, p.seq = 4000, p.bytes = 8000, p.eager = 64);
+  say_chunk(link, 4000, 4096, q.hello_ack.generation, 64);
   given_up(link, "a chunk out of place");
   again(&link);
-  p = right_push(), p.seq = 4001, p.bytes = 4000, p.eager = 64, s.bytes = 4000;
-  say_push(link, &p, &s, many, 64);
-  say_chunk(link, 4001, 64, n.heard_generation, 8000);
+  PUSH(&s, 64, p.seq = 4001, p.bytes = 4000, p.eager = 64, s.bytes = 4000);
+  say_chunk(link, 4001, 64, q.hello_ack.generation, 8000);
   given_up(link, "a chunk that is too long");
   again(&link);
-  p = right_push(), p.seq = 4002, p.bytes = 4000, p.eager = 64;
-  say_push(link, &p, &s, many, 64);
-  say_chunk(link, 4002, 64, n.heard_generation, 6); /* cuts an element: the update is refused */
-  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
-  assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
+  PUSH(&s, 64, p.seq = 4002, p.bytes = 4000, p.eager = 64);
+  say_chunk(link, 4002, 64, q.hello_ack.generation, 6); /* cuts an element: the update is refused */
+  assert_int_equal(q.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(q.push_ack.code, MLFAB_ERR_FRAME);
   /* Chunks and pushes of a former generation are ignored. */
   uint64_t updates = stats(0).updates_applied;
-  p = right_push(), p.seq = 5000, p.generation--, s.bytes = 400;
-  say_push(link, &p, &s, many, 400);
-  say_chunk(link, 5000, 0, n.heard_generation - 1, 64);
-  assert_true(n.link[link].up);
+  PUSH(&s, 400, p.seq = 5000, p.generation--, s.bytes = 400);
+  say_chunk(link, 5000, 0, q.hello_ack.generation - 1, 64);
+  assert_true(q.link[link].up);
   assert_int_equal(stats(0).updates_applied, updates);
-#undef WRONG
-  n.node[2] = NULL;
-  unchanged(1);
+  spared();
   /* A correct one is applied once. */
-  p = right_push(), p.seq = 6000;
-  n.heard = 0;
+  q.heard = 0;
+  PUSH(&s, 400, p.seq = 6000);
   say_push(link, &p, &s, many, 400);
-  say_push(link, &p, &s, many, 400);
-  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
-  assert_int_equal(n.heard, 2);
+#undef PUSH
+#undef WRONG
+  assert_int_equal(q.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(q.heard, 2);
   assert_int_equal(stats(0).updates_applied, updates + 1);
 }
 
@@ -1049,12 +879,11 @@ TEST_WITH(test_few_versions, setup, teardown) {
   p.bytes = COUNT * 4;
   p.eager = 64;
   p.versions = 2;
-  n.heard_code = 0;
+  q.push_ack.code = 0;
   say_push(link, &p, &s, versions, 64);
-  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
-  assert_int_equal(n.heard_code, MLFAB_ERR_ARGUMENT);
-  n.node[2] = NULL;
-  unchanged(1);
+  assert_int_equal(q.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(q.push_ack.code, MLFAB_ERR_ARGUMENT);
+  spared();
 }
 
 static void say_pull(uint32_t link, const mlfab__pull *pull, const mlfab__segment *segment) {
@@ -1077,15 +906,10 @@ TEST_WITH(test_wrong_pulls, setup, teardown) {
   }
   /* More pulls at once than the server has room for: the last one is refused with an answer. */
   again(&link);
-  for (uint64_t i = 1; i <= 12; i++) {
-    mlfab__pull p = {i, 1000, 0,
-                     0, 1,    0}; /* of a round that would never come, if there were rounds */
-    mlfab__segment s = {0, 8};
-    say_pull(link, &p, &s);
-  }
-  assert_true(n.link[link].up);
-  n.node[2] = NULL;
-  unchanged(1);
+  for (uint64_t i = 1; i <= 12; i++) /* of a round that would never come, if there were rounds */
+    say_pull(link, &(mlfab__pull){i, 1000, 0, 0, 1, 0}, &(mlfab__segment){0, 8});
+  assert_true(q.link[link].up);
+  spared();
 }
 
 /* Random metas after valid headers, of every type, thousands of times. */
@@ -1094,7 +918,7 @@ TEST_WITH(test_random_metas, setup, teardown) {
   made m;
   mlfab__rng_seed(&prng, 7);
   uint32_t link = impersonate();
-  for (int i = 0; i < 3000 && n.links < LINKS - 2; i++) {
+  for (int i = 0; i < 3000 && q.links < LINKS - 2; i++) {
     again(&link);
     uint32_t type = 1 + (uint32_t)mlfab__rng_below(&prng, MLFAB__FRAME_TYPES - 1);
     if (type == MLFAB__BYE || type == MLFAB__DONE) continue; /* the worker may send these */
@@ -1107,8 +931,7 @@ TEST_WITH(test_random_metas, setup, teardown) {
     made_begin(&m, (uint8_t)type, meta, bulk);
     send(link, &m);
   }
-  n.node[2] = NULL;
-  unchanged(1);
+  spared();
 }
 
 /* --- broadcasts in a row, one worker slower than the others --- */
@@ -1119,7 +942,7 @@ TEST_WITH(test_broadcasts_in_a_row, setup, teardown) {
   uint8_t data[NODES][SIZE];
   mlfab_request request[NODES] = {0, 0, 0};
   int at[NODES] = {0, 0, 0};
-  n.slow_ns[2] = 3000000;
+  q.slow_ns[2] = 3000000;
   for (int through = 0; through < NODES; turn()) {
     through = 0;
     for (int i = 0; i < NODES; i++) {
@@ -1130,11 +953,9 @@ TEST_WITH(test_broadcasts_in_a_row, setup, teardown) {
       if (at[i] == ROUNDS) continue;
       if (!request[i]) {
         memset(data[i], root == i ? 50 + at[i] : 0, SIZE);
-        assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], BROADCAST, .root = root,
-                                .data = data[i], .count = size),
-                         0);
+        BEGIN(i, &request[i], BROADCAST, .root = root, .data = data[i], .count = size);
       }
-      assert_int_equal(mlfab_node_test(n.node[i], request[i], &done, &result), 0);
+      assert_int_equal(mlfab_node_test(q.node[i], request[i], &done, &result), 0);
       if (!done) continue;
       if (result.status)
         fail_msg("broadcast %d at %d: %s", at[i], i, mlfab_error_name(result.status));
@@ -1154,32 +975,27 @@ static void lose_last_word(int next) {
   int done = 0;
   memset(data, 0, sizeof data);
   memset(data[0], 5, sizeof data[0]);
-  n.slow_ns[0] = 1000000;
+  q.slow_ns[0] = 1000000;
   for (int i = 0; i < NODES; i++)
-    assert_int_equal(
-        SUBMIT(n.node[i], n.now, &request[i], BROADCAST, .root = 0, .data = data[i], .count = 64),
-        0);
+    BEGIN(i, &request[i], BROADCAST, .root = 0, .data = data[i], .count = 64);
   while (!done) {
     turn();
-    assert_int_equal(mlfab_node_test(n.node[1], request[1], &done, &result), 0);
+    assert_int_equal(mlfab_node_test(q.node[1], request[1], &done, &result), 0);
   }
   assert_int_equal(result.status, 0);
   uint32_t lost = link_of(1);
-  for (unsigned at = n.taken[0]; at != n.put[0]; at++) {
-    mlfab_io_event *e = &n.queue[0][at % QUEUE];
+  for (unsigned at = q.taken[0]; at != q.put[0]; at++) {
+    mlfab_io_event *e = &q.queue[0][at % QUEUE];
     if (e->link != lost) continue;
     drop_event(e);
     e->kind = 0;
   }
   break_link(1, lost);
-  if (next)
-    assert_int_equal(
-        SUBMIT(n.node[1], n.now, &more[1], BROADCAST, .root = 0, .data = data[1], .count = 64), 0);
-  assert_int_equal(finish(0, request[0]), 0);
-  assert_int_equal(finish(2, request[2]), 0);
-  for (int i = 0; i < NODES && next; i += 2)
-    assert_int_equal(
-        SUBMIT(n.node[i], n.now, &more[i], BROADCAST, .root = 0, .data = data[i], .count = 64), 0);
+  if (next) BEGIN(1, &more[1], BROADCAST, .root = 0, .data = data[1], .count = 64);
+  for (int i = 0; i < NODES; i += 2) {
+    assert_int_equal(finish(i, request[i]), 0);
+    if (next) BEGIN(i, &more[i], BROADCAST, .root = 0, .data = data[i], .count = 64);
+  }
   for (int i = 0; i < NODES && next; i++) assert_int_equal(finish(i, more[i]), 0);
 }
 
@@ -1192,9 +1008,9 @@ TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
   static float u[COUNT], w[COUNT];
   mlfab_buf update = {0, 0, u, COUNT}, weights = {0, 0, w, COUNT};
   mlfab_request push, get;
-  assert_int_equal(SUBMIT(n.node[1], n.now, &push, PUSH, .bufs = &update, .n = 1), 0);
-  assert_int_equal(SUBMIT(n.node[1], n.now, &get, PULL, .bufs = &weights, .n = 1), 0);
-  assert_int_equal(mlfab_node_cancel(n.node[1], push, n.now), 0);
+  BEGIN(1, &push, PUSH, .bufs = &update, .n = 1);
+  BEGIN(1, &get, PULL, .bufs = &weights, .n = 1);
+  assert_int_equal(mlfab_node_cancel(q.node[1], push, q.now), 0);
   assert_int_equal(finish(1, push), MLFAB_ERR_CANCELLED);
   assert_int_equal(finish(1, get), 0);
 }
@@ -1202,12 +1018,11 @@ TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
 /* A joining process is told why it is refused; it cannot refuse server 0 itself. */
 TEST_WITH(test_refusing_server_0, NULL, teardown) {
   mlfab_config c;
-  memset(&n, 0, sizeof n);
-  n.job = mlfab__hash(0, "mlfab", 5);
+  begin();
   mlfab_config_init(&c);
   c.workers = NODES;
   strcpy(c.coordinator, "queue:0");
-  assert_int_equal(mlfab_node_open(&c, "queue:0", 0, &n.node[0], NULL), 0);
+  assert_int_equal(mlfab_node_open(&c, "queue:0", 0, &q.node[0], NULL), 0);
   for (int welcome = 0; welcome < 2; welcome++) {
     mlfab__join join = join_of(1, 1, 0);
     mlfab__refuse refuse = {.code = MLFAB_ERR_WORLD};
@@ -1219,8 +1034,8 @@ TEST_WITH(test_refusing_server_0, NULL, teardown) {
     else
       SAY(link, REFUSE, refuse, &refuse);
     given_up(link, "a frame of server 0's");
-    assert_int_equal(mlfab_node_ready(n.node[0], NULL), 0);
-    assert_int_equal(n.node[0]->phase, MLFAB__BOOTSTRAP_JOINING);
+    assert_int_equal(mlfab_node_ready(q.node[0], NULL), 0);
+    assert_int_equal(q.node[0]->phase, MLFAB__BOOTSTRAP_JOINING);
   }
 }
 
@@ -1233,24 +1048,23 @@ TEST_WITH(test_inner_link_goes_on, NULL, teardown) {
   mlfab_request request = 0;
   mlfab_result result;
   int done = 0;
-  memset(&n, 0, sizeof n);
+  begin();
   mlfab_config_init(&c);
   c.chunk_bytes = 64; /* hundreds of frames */
-  assert_int_equal(mlfab_node_open(&c, "", 0, &n.node[0], NULL), 0);
-  assert_int_equal(
-      SUBMIT(n.node[0], 0, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT), 0);
-  assert_int_equal(
-      SUBMIT(n.node[0], 0, &request, MODEL_START, .options = NULL, .bufs = NULL, .n = 0), 0);
-  assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
+  assert_int_equal(mlfab_node_open(&c, "", 0, &q.node[0], NULL), 0);
+  BEGIN(0, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT);
+  BEGIN(0, &request, MODEL_START, .options = NULL, .bufs = NULL, .n = 0);
+  assert_int_equal(mlfab_node_test(q.node[0], request, &done, &result), 0);
   assert_int_equal(done, 1);
-  mlfab_node_tick(n.node[0], 1); /* the next tick is far away */
-  assert_true(mlfab_node_deadline(n.node[0]) > 1000);
-  assert_int_equal(SUBMIT(n.node[0], 1, &request, PUSH, .bufs = &update, .n = 1), 0);
+  mlfab_node_tick(q.node[0], 1); /* the next tick is far away */
+  assert_true(mlfab_node_deadline(q.node[0]) > 1000);
+  q.now = 1;
+  BEGIN(0, &request, PUSH, .bufs = &update, .n = 1);
   for (;;) {
-    assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
+    assert_int_equal(mlfab_node_test(q.node[0], request, &done, &result), 0);
     if (done) break;
-    assert_true(mlfab_node_deadline(n.node[0]) <= 1);
-    mlfab_node_tick(n.node[0], 1);
+    assert_true(mlfab_node_deadline(q.node[0]) <= 1);
+    mlfab_node_tick(q.node[0], 1);
   }
   assert_int_equal(result.status, 0);
 }
@@ -1258,8 +1072,7 @@ TEST_WITH(test_inner_link_goes_on, NULL, teardown) {
 /* Its process ends; frames that it has sent are still on their way. */
 static void end_process(int i, uint32_t link) {
   post_down(0, link);
-  while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
-  mlfab_node_close(&n.node[i]);
+  shut(i);
 }
 
 /* A send fails because the worker is gone before its goodbye was read: the goodbye still arrives, and no
@@ -1267,17 +1080,17 @@ static void end_process(int i, uint32_t link) {
 TEST_WITH(test_goodbye_unread, setup, teardown) {
   float w[COUNT];
   uint32_t link = link_of(2);
-  const mlfab__server_peer *peer = &n.node[0]->parts->server->peers[2];
+  const mlfab__server_peer *peer = &q.node[0]->parts->server->peers[2];
   run(1000000);
-  n.slow_ns[0] = 1200000000; /* more than two heartbeats: by then a broken link counts as a death */
-  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  q.slow_ns[0] = 1200000000; /* more than two heartbeats: by then a broken link counts as a death */
+  assert_int_equal(mlfab_node_leave(q.node[2], q.now), 0);
   run(1000000);
-  n.link[link].refuses = 1;
+  n.refuses = link;
   end_process(2, link);
   run(1100000000);
   assert_true(n.refused > 0);
   assert_false(peer->left || peer->dead);
-  n.slow_ns[0] = 0;
+  q.slow_ns[0] = 0;
   run(2000000000);
   assert_true(peer->left);
   assert_false(peer->dead);
@@ -1287,8 +1100,8 @@ TEST_WITH(test_goodbye_unread, setup, teardown) {
 
 static uint32_t standing(int i) {
   uint32_t links = 0;
-  for (uint32_t l = 0; l < n.node[i]->nlinks; l++)
-    links += n.node[i]->links[l].kind != MLFAB__LINK_FREE && !n.node[i]->links[l].self;
+  for (uint32_t l = 0; l < q.node[i]->nlinks; l++)
+    links += q.node[i]->links[l].kind != MLFAB__LINK_FREE && !q.node[i]->links[l].self;
   return links;
 }
 
@@ -1296,22 +1109,22 @@ static uint32_t standing(int i) {
 TEST_WITH(test_goodbye_heard, setup, teardown) {
   uint32_t link = link_of(2);
   run(1000000);
-  n.slow_ns[0] = 50000000;
-  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  q.slow_ns[0] = 50000000;
+  assert_int_equal(mlfab_node_leave(q.node[2], q.now), 0);
   run(40000000);
-  assert_true(n.link[link].up);
+  assert_true(q.link[link].up);
   assert_int_equal(standing(2), 1);
-  assert_false(n.node[0]->parts->server->peers[2].left);
+  assert_false(q.node[0]->parts->server->peers[2].left);
   run(20000000);
-  assert_true(n.node[0]->parts->server->peers[2].left);
-  assert_false(n.link[link].up);
+  assert_true(q.node[0]->parts->server->peers[2].left);
+  assert_false(q.link[link].up);
   assert_int_equal(standing(2), 0);
 }
 
 /* All nodes leave at once: none waits for another. */
 TEST_WITH(test_goodbyes_cross, setup, teardown) {
   run(1000000);
-  for (int i = 0; i < NODES; i++) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+  for (int i = 0; i < NODES; i++) assert_int_equal(mlfab_node_leave(q.node[i], q.now), 0);
   run(1000000);
   for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
 }
@@ -1319,9 +1132,9 @@ TEST_WITH(test_goodbyes_cross, setup, teardown) {
 /* A leaving worker does not wait for a peer that computes. */
 TEST_WITH(test_goodbye_to_a_hand_driven_peer, setup, teardown) {
   run(1000000);
-  for (uint32_t s = 0; s < n.node[2]->config.servers; s++) n.node[2]->places[s].info.hand = 1;
-  n.slow_ns[0] = 5000000000;
-  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  for (uint32_t s = 0; s < q.node[2]->config.servers; s++) q.node[2]->places[s].info.hand = 1;
+  q.slow_ns[0] = 5000000000;
+  assert_int_equal(mlfab_node_leave(q.node[2], q.now), 0);
   run(1000000);
   assert_int_equal(standing(2), 0);
 }
@@ -1331,26 +1144,25 @@ static void all_reduce(void) {
   static float data[NODES][100];
   mlfab_request request[NODES];
   for (int i = 0; i < NODES; i++)
-    assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], ALLREDUCE,
-                            .vecs = &(mlfab_vec){data[i], 100}, .n = 1, .dtype = MLFAB_F32),
-                     0);
+    BEGIN(i, &request[i], ALLREDUCE, .vecs = &(mlfab_vec){data[i], 100}, .n = 1,
+          .dtype = MLFAB_F32);
   for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
 }
 
 /* A worker that leaves after a collective waits for a round trip, not for a timer ... */
 TEST_WITH(test_leaving_asks, setup, teardown) {
   all_reduce();
-  assert_false(mlfab__comm_quiet(n.node[2]->parts->comm));
-  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  assert_false(mlfab__comm_quiet(q.node[2]->parts->comm));
+  assert_int_equal(mlfab_node_leave(q.node[2], q.now), 0);
   run(2000000);
-  assert_true(n.node[0]->parts->server->peers[2].left);
+  assert_true(q.node[0]->parts->server->peers[2].left);
   assert_int_equal(standing(2), 0);
 }
 
 /* ... and not for a worker that leaves too. */
 TEST_WITH(test_leaving_together, setup, teardown) {
   all_reduce();
-  for (int i = NODES; i-- > 0; run(200000)) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+  for (int i = NODES; i-- > 0; run(200000)) assert_int_equal(mlfab_node_leave(q.node[i], q.now), 0);
   run(2000000);
   for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
 }
@@ -1361,19 +1173,17 @@ TEST_WITH(test_leaving_after_a_peer, setup, teardown) {
   mlfab_request request[NODES];
   all_reduce();
   run(300000000);
-  assert_true(mlfab__comm_quiet(n.node[2]->parts->comm));
-  n.slow_ns[1] = 400000000;
+  assert_true(mlfab__comm_quiet(q.node[2]->parts->comm));
+  q.slow_ns[1] = 400000000;
   for (int i = 0; i < NODES; i += 2)
-    assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], BROADCAST, .root = 2, .data = data,
-                            .count = sizeof data),
-                     0);
+    BEGIN(i, &request[i], BROADCAST, .root = 2, .data = data, .count = sizeof data);
   for (int i = 0; i < NODES; i += 2) assert_int_equal(finish(i, request[i]), 0);
-  assert_int_equal(mlfab_node_leave(n.node[1], n.now), 0);
+  assert_int_equal(mlfab_node_leave(q.node[1], q.now), 0);
   run(1000000);
   for (int i = 2; i >= 0; i -= 2) { /* one of them has forwarded it */
-    assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+    assert_int_equal(mlfab_node_leave(q.node[i], q.now), 0);
     run(2000000);
-    assert_int_equal(n.node[i]->leaving, MLFAB__PARTS_ALL);
+    assert_int_equal(q.node[i]->leaving, MLFAB__PARTS_ALL);
     assert_int_equal(standing(i), 0);
   }
 }
