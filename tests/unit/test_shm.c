@@ -87,19 +87,23 @@ static mlfab_io_event end_next(struct end *end, uint32_t kind) {
 
 static struct end a, b; /* the two ends of most tests */
 
-static void pair_open(void) {
+static void ends_open(void) {
   end_open(&a, "");
   end_open(&b, "");
-  assert_int_equal(table->connect(a.t, b.address, 7), 0);
-  for (int i = 0; i < 1000000 && (a.link == 0 || b.link == 0); i++) {
-    mlfab_io_event event;
-    if (table->poll(a.t, &event) && event.kind == MLFAB_IO_UP) {
-      assert_int_equal(event.token, 7);
-      a.link = event.link;
-    }
-    if (table->poll(b.t, &event) && event.kind == MLFAB_IO_UP) b.link = event.link;
-  }
-  assert_true(a.link != 0 && b.link != 0);
+}
+
+/* One end calls another one. */
+static void link_up(struct end *from, struct end *to, const char *address, uint64_t token) {
+  assert_int_equal(table->connect(from->t, address, token), 0);
+  to->link = end_next(to, MLFAB_IO_UP).link;
+  mlfab_io_event up = end_next(from, MLFAB_IO_UP);
+  assert_int_equal(up.token, token);
+  from->link = up.link;
+}
+
+static void pair_open(void) {
+  ends_open();
+  link_up(&a, &b, b.address, 7);
 }
 
 static void pair_close(void) {
@@ -148,12 +152,11 @@ struct shape {
 static struct shape shape_of(uint64_t number, uint32_t bulk_max) {
   uint64_t x = mlfab__mix(number + 1), y = mlfab__mix(x), z = mlfab__mix(y);
   static const uint32_t metas[4] = {0, 24, 300, 3000}, bulks[4] = {0, 200, 5000, UINT32_MAX};
-  struct shape shape;
-  shape.meta = (uint32_t)(y % (metas[x & 3] + 1));
+  struct shape shape = {.meta = (uint32_t)(y % (metas[x & 3] + 1)),
+                        .bulk = (uint32_t)(z % (mlfab__min(bulks[x >> 2 & 3], bulk_max) + 1)),
+                        .shift = (uint32_t)(x >> 24 & 4095)};
   if ((x & 0xff00) == 0) shape.meta = MLFAB_META_MAX;
-  shape.bulk = (uint32_t)(z % (mlfab__min(bulks[x >> 2 & 3], bulk_max) + 1));
   if ((x & 0xff0000) == 0) shape.bulk = bulk_max;
-  shape.shift = (uint32_t)(x >> 24 & 4095);
   return shape;
 }
 
@@ -246,10 +249,7 @@ TEST_WITH(test_full, pair, unpair) {
           table->send(a.t, a.link, head, head_bytes, source, MLFAB_BULK_MAX, round * 2 + 1), 0);
     assert_int_equal(table->send(a.t, a.link, head, head_bytes, source, MLFAB_BULK_MAX, 0),
                      MLFAB_ERR_AGAIN);
-    for (int k = 0; k < 2; k++) {
-      event = end_next(&a, MLFAB_IO_SENT);
-      assert_int_equal(event.token, round * 2 + 1);
-    }
+    for (int k = 0; k < 2; k++) assert_int_equal(end_next(&a, MLFAB_IO_SENT).token, round * 2 + 1);
     assert_int_equal(table->poll(a.t, &event), 0); /* no room, so no event */
     for (int k = 0; k < 2; k++) {
       event = end_next(&b, MLFAB_IO_FRAME);
@@ -330,8 +330,9 @@ static void expect_bytes(const mlfab_io_event *event, uint8_t byte) {
   for (uint32_t i = 0; i < event->bulk_bytes; i++) assert_int_equal(at[i], byte);
 }
 
-static void receive_bytes(struct end *end, uint8_t byte) {
+static void receive_bytes(struct end *end, int from_ring, uint8_t byte) {
   mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
+  assert_int_equal(in_ring(end, event.bulk), from_ring);
   expect_bytes(&event, byte);
   table->release(end->t, &event);
 }
@@ -362,16 +363,11 @@ TEST_WITH(test_references, pair, unpair) {
     expect_bytes(&frame, (uint8_t)round);
     assert_int_equal(table->poll(a.t, &event), 0);
     table->release(b.t, &frame);
-    if (cases[i].refers) {
-      event = end_next(&a, MLFAB_IO_SENT);
-      assert_int_equal(event.token, round + 1);
-    }
+    if (cases[i].refers) assert_int_equal(end_next(&a, MLFAB_IO_SENT).token, round + 1);
     assert_int_equal(a.t->lender->lending, 0);
   }
   assert_int_equal(bulk_send(&a, area, CHUNK, 0), 0); /* not lent */
-  event = end_next(&b, MLFAB_IO_FRAME);
-  assert_true(in_ring(&b, event.bulk));
-  table->release(b.t, &event);
+  receive_bytes(&b, 1, 199);
 }
 
 /* More references than a link may have: AGAIN, then WRITABLE. */
@@ -385,7 +381,7 @@ TEST_WITH(test_many_references, pair, unpair) {
   assert_int_equal(table->poll(a.t, &event), 0);
   for (uint64_t i = 0, told = 0; i < sent; i++) {
     int writable = 0;
-    receive_bytes(&b, 7);
+    receive_bytes(&b, 0, 7);
     while (table->poll(a.t, &event)) {
       if (event.kind == MLFAB_IO_WRITABLE)
         writable = 1;
@@ -401,7 +397,6 @@ TEST_WITH(test_many_references, pair, unpair) {
  * (one token of several), after disconnect, and after it has closed. The receiver reads late. */
 TEST(test_taken_back) {
   for (int how = 0; how < 4; how++) {
-    mlfab_io_event event;
     pair_open();
     uint8_t *area = area_alloc(&a, AREA);
     for (uint32_t i = 0; i < 8; i++) {
@@ -429,23 +424,17 @@ TEST(test_taken_back) {
       expect_bytes(&held, (uint8_t)(i + 1));
     }
     table->release(b.t, &held);
-    if (how == 0) {
-      for (uint64_t i = 0; i < 4; i++) {
-        event = end_next(&a, MLFAB_IO_SENT);
-        assert_int_equal(event.token, i < 2 ? 2 : 4);
-      }
-      for (uint32_t i = 0; i < AREA; i++)
-        assert_int_equal(area[i], i >= 8 * CHUNK ? 0 : i / CHUNK / 2 % 2 ? i / CHUNK + 1 : 99);
-    }
+    for (uint64_t i = 0; i < 4 && how == 0; i++)
+      assert_int_equal(end_next(&a, MLFAB_IO_SENT).token, i < 2 ? 2 : 4);
+    for (uint32_t i = 0; i < AREA && how == 0; i++)
+      assert_int_equal(area[i], i >= 8 * CHUNK ? 0 : i / CHUNK / 2 % 2 ? i / CHUNK + 1 : 99);
     if (how < 2) {
+      mlfab_io_event event;
       assert_int_equal(table->poll(a.t, &event), 0);
       assert_int_equal(a.t->lender->lending, 0);
       /* The new pages can be lent, too. */
       assert_int_equal(bulk_send(&a, area, CHUNK, 9), 0);
-      event = end_next(&b, MLFAB_IO_FRAME);
-      assert_false(in_ring(&b, event.bulk));
-      expect_bytes(&event, 99);
-      table->release(b.t, &event);
+      receive_bytes(&b, 0, 99);
     }
     if (how < 3)
       pair_close();
@@ -466,12 +455,7 @@ TEST_WITH(test_neighbours, pair, unpair) {
   for (uint32_t i = 0; i < 2; i++) assert_int_equal(bulk_send(&a, low + i * CHUNK, CHUNK, 5), 0);
   assert_int_equal(table->detach(a.t, a.link, 5), 0);
   memset(low, 99, 2 * CHUNK);
-  for (uint32_t i = 0; i < 2; i++) {
-    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
-    assert_false(in_ring(&b, event.bulk));
-    expect_bytes(&event, 3);
-    table->release(b.t, &event);
-  }
+  for (uint32_t i = 0; i < 2; i++) receive_bytes(&b, 0, 3);
 }
 
 /* A receiver without address space reads a file instead of mapping it. */
@@ -480,7 +464,7 @@ TEST_WITH(test_not_mapped, pair, unpair) {
   for (int round = 0; round < 3; round++) {
     memset(area, round, AREA);
     assert_int_equal(bulk_send(&a, area + CHUNK, CHUNK, 1), 0);
-    receive_bytes(&b, (uint8_t)round);
+    receive_bytes(&b, 0, (uint8_t)round);
     end_next(&a, MLFAB_IO_SENT);
     struct shm_view *view = &b.t->live[0]->refers->views[0];
     mlfab__shm_span span;
@@ -501,10 +485,7 @@ TEST_WITH(test_files, pair, unpair) {
       areas[i] = area_alloc(&a, CHUNK);
       memset(areas[i], (int)i, CHUNK);
       assert_int_equal(bulk_send(&a, areas[i], CHUNK, 1), 0);
-      mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
-      assert_int_equal(in_ring(&b, event.bulk), i >= SHM_FILES); /* no place for its file */
-      expect_bytes(&event, (uint8_t)i);
-      table->release(b.t, &event);
+      receive_bytes(&b, i >= SHM_FILES, (uint8_t)i); /* there are no places for more files */
       end_next(&a, MLFAB_IO_SENT);
     }
     for (uint32_t i = 0; i < SHM_FILES + 4; i++)
@@ -540,10 +521,7 @@ TEST(test_files_without_descriptors) {
     if (!sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
     take_descriptors();
     if (sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
-    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
-    assert_int_equal(in_ring(&b, event.bulk), sender);
-    expect_bytes(&event, 9);
-    table->release(b.t, &event);
+    receive_bytes(&b, sender, 9);
     give_descriptors_back();
     end_next(&a, MLFAB_IO_SENT);
     pair_close();
@@ -639,27 +617,18 @@ static void *wait_often(void *user) {
 
 TEST(test_wait_beside) {
   pthread_t waiter, waker;
-  end_open(&a, "");
-  end_open(&b, "");
+  ends_open();
   atomic_store(&waiter_stop, false);
   pthread_create(&waiter, NULL, wait_often, &a);
   pthread_create(&waker, NULL, wake_often, &a);
   for (int i = 0; i < 100; i++) {
-    mlfab_io_event event;
-    a.link = b.link = 0;
-    assert_int_equal(table->connect(b.t, a.address, 1), 0);
-    while (a.link == 0 || b.link == 0) {
-      if (table->poll(a.t, &event) && event.kind == MLFAB_IO_UP) a.link = event.link;
-      if (table->poll(b.t, &event) && event.kind == MLFAB_IO_UP) b.link = event.link;
-    }
+    link_up(&b, &a, a.address, 1);
     assert_int_equal(frame_send(&b, 1, 1000, 0), 0);
     table->flush(b.t);
-    while (!table->poll(a.t, &event)) continue;
-    assert_int_equal(event.kind, MLFAB_IO_FRAME);
-    table->release(a.t, &event);
+    mlfab_io_event got = end_next(&a, MLFAB_IO_FRAME);
+    table->release(a.t, &got);
     table->disconnect(b.t, b.link);
-    while (!table->poll(a.t, &event)) continue;
-    assert_int_equal(event.kind, MLFAB_IO_DOWN);
+    end_next(&a, MLFAB_IO_DOWN);
   }
   atomic_store(&waiter_stop, true);
   table->wake(a.t);
@@ -685,11 +654,9 @@ static bool socket_stands(const char *address) {
 /* Runs in a child: connects and sends until it is killed. */
 static void child_stream(const char *address) {
   struct end end;
-  mlfab_io_event event;
   end_open(&end, "");
   if (table->connect(end.t, address, 1) != 0) _exit(1);
-  event = end_next(&end, MLFAB_IO_UP);
-  end.link = event.link;
+  end.link = end_next(&end, MLFAB_IO_UP).link;
   for (uint64_t i = 0;; i++) {
     send_blocking(&end, i, 30000);
     if (i % 8 == 0) table->flush(end.t);
@@ -711,9 +678,7 @@ TEST(test_killed) {
       child_stream(end.address);
     }
     end_next(&end, MLFAB_IO_UP);
-    while (got < 100 + 37 * (uint64_t)round) {
-      frame_receive(&end, got++, 30000);
-    }
+    while (got < 100 + 37 * (uint64_t)round) frame_receive(&end, got++, 30000);
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
     for (;;) { /* complete frames arrive after its death, then DOWN */
@@ -850,12 +815,11 @@ TEST(test_hostile_reference) {
     mlfab_io_event held = end_next(&b, MLFAB_IO_FRAME);
     struct shm_link *link = a.t->live[0];
     reference.number = link->refers->told[0];
+    static const uint64_t offsets[] = {
+        0, 0, AREA - CHUNK + 8, UINT64_MAX - 7, UINT64_MAX / 2 + 1 - CHUNK, 4};
     if (i == 0) reference.number++;
     if (i == 1) reference.number = 0;
-    if (i == 2) reference.offset = AREA - CHUNK + 8;
-    if (i == 3) reference.offset = UINT64_MAX - 7;
-    if (i == 4) reference.offset = UINT64_MAX / 2 + 1 - CHUNK;
-    if (i == 5) reference.offset = 4;
+    if (i < 6) reference.offset = offsets[i];
     if (i >= 6) {
       struct shm_file file = {SHM_FILE_MAGIC, i == 6 ? 0 : 1, reference.number + 1, AREA};
       int fd = memfd_create("test", MFD_ALLOW_SEALING), fds[2] = {fd, fd};
@@ -923,18 +887,24 @@ static int played_peer(struct end *end) {
 }
 
 /* Passes these descriptors in an otherwise correct packet; they must be refused. */
-static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
+static void stranger_passes(struct end *end, int segment, int bell, int event_fd, uint32_t ring) {
   int fd = stranger(end), fds[3] = {segment, bell, event_fd};
-  assert_true(shm_packet_send(end->t, fd, fds, 3, SHM_RING));
-  mlfab_io_event event = end_next(end, MLFAB_IO_REFUSED);
-  assert_non_null(event.text);
+  assert_true(shm_packet_send(end->t, fd, fds, 3, ring));
+  assert_non_null(end_next(end, MLFAB_IO_REFUSED).text);
   close(fd);
+}
+
+/* What a caller passes: a segment for two rings, a bell, a descriptor of events. */
+static void passes_make(int fds[3], uint32_t ring) {
+  fds[0] = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)ring, F_SEAL_SEAL);
+  fds[1] = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL);
+  fds[2] = eventfd(0, EFD_CLOEXEC);
 }
 
 TEST(test_strangers) {
   struct end end, peer;
   mlfab_io_event event;
-  int fds[100], refused = 0;
+  int fds[100], good[3], refused = 0;
   end_open(&end, "");
   int garbage = stranger(&end), silent = stranger(&end), unsealed = memfd_create("x", MFD_CLOEXEC);
   assert_int_equal(send(garbage, "hello there, stranger", 21, 0), 21);
@@ -942,17 +912,16 @@ TEST(test_strangers) {
   close(silent);
   end_next(&end, MLFAB_IO_REFUSED);
   close(garbage);
-  int segment = mlfab__shm_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
-      bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL);
-  int small = mlfab__shm_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC), pipes[2];
+  passes_make(good, RING);
+  int small = mlfab__shm_file("t", 4096, F_SEAL_SEAL), pipes[2];
   int open_before = entries("/proc/self/fd", "");
   assert_int_equal(pipe(pipes), 0);
   assert_int_equal(ftruncate(unsealed, CONTROL + 2 * RING), 0);
-  stranger_passes(&end, unsealed, bell, event_fd);
-  stranger_passes(&end, small, bell, event_fd);
-  stranger_passes(&end, segment, small, event_fd);
-  stranger_passes(&end, segment, bell, pipes[1]);
-  stranger_passes(&end, pipes[0], bell, event_fd);
+  stranger_passes(&end, unsealed, good[1], good[2], SHM_RING);
+  stranger_passes(&end, small, good[1], good[2], SHM_RING);
+  stranger_passes(&end, good[0], small, good[2], SHM_RING);
+  stranger_passes(&end, good[0], good[1], pipes[1], SHM_RING);
+  stranger_passes(&end, pipes[0], good[1], good[2], SHM_RING);
   /* the passed descriptors are closed */
   assert_int_equal(entries("/proc/self/fd", ""), open_before + 2);
   /* A hundred strangers that send nothing: the oldest are closed, and a peer still connects. */
@@ -967,8 +936,8 @@ TEST(test_strangers) {
   end_next(&end, MLFAB_IO_UP);
   end_next(&peer, MLFAB_IO_UP);
   for (int i = 0; i < 100; i++) close(fds[i]);
-  close(segment), close(bell), close(small), close(event_fd), close(unsealed);
-  close(pipes[0]), close(pipes[1]);
+  for (int i = 0; i < 3; i++) close(good[i]);
+  close(small), close(unsealed), close(pipes[0]), close(pipes[1]);
   end_close(&end);
   end_close(&peer);
 }
@@ -1000,9 +969,7 @@ TEST(test_agreed) {
     end_open(&b, "");
     neighbours = 0;
     for (uint32_t links = 1; links <= 30; links++) {
-      assert_int_equal(table->connect(a.t, b.address, links), 0);
-      end_next(&b, MLFAB_IO_UP);
-      end_next(&a, MLFAB_IO_UP);
+      link_up(&a, &b, b.address, links);
       const struct shm_link *ours = a.t->live[links - 1], *theirs = b.t->live[links - 1];
       uint64_t most = mlfab__max(links, mlfab__max(expected[i][0], expected[i][1]));
       assert_int_equal(ours->ring, shm_share(most));
@@ -1082,11 +1049,12 @@ TEST_WITH(test_small_full, small_pair, small_unpair) {
 /* A link ends while its peer reads from the pool: the peer goes on reading what was sent, though others are sent more. */
 TEST_WITH(test_small_lost, small_pair, small_unpair) {
   struct end c;
+  const uint32_t first = a.link;
   end_open(&c, "");
-  assert_int_equal(table->connect(a.t, c.address, 8), 0);
-  end_next(&c, MLFAB_IO_UP);
-  const uint32_t first = a.link, second = end_next(&a, MLFAB_IO_UP).link;
+  link_up(&a, &c, c.address, 8);
+  const uint32_t second = a.link;
   mlfab_io_event held[2], event;
+  a.link = first;
   assert_int_equal(bulk_send(&a, source, 100000, 0), 0);
   assert_int_equal(bulk_send(&a, source + 64, MLFAB_BULK_MAX, 0), 0);
   for (int i = 0; i < 2; i++) held[i] = end_next(&b, MLFAB_IO_FRAME);
@@ -1119,12 +1087,10 @@ TEST_WITH(test_small_lost, small_pair, small_unpair) {
 TEST_WITH(test_small_many, small, large) {
   enum { LINKS = 40 };
   uint32_t links[LINKS];
-  end_open(&a, "");
-  end_open(&b, "");
+  ends_open();
   for (uint32_t i = 0; i < LINKS; i++) {
-    assert_int_equal(table->connect(a.t, b.address, i), 0);
-    end_next(&b, MLFAB_IO_UP);
-    links[i] = end_next(&a, MLFAB_IO_UP).link;
+    link_up(&a, &b, b.address, i);
+    links[i] = a.link;
   }
   for (uint32_t i = 0; i < LINKS; i++) {
     int code;
@@ -1157,23 +1123,20 @@ TEST(test_plain) {
   for (int i = 0; i < 4; i++) {
     struct end *one = i & 1 ? &a : &b, *other = i & 1 ? &b : &a;
     neighbours = i < 2 ? 0 : 129;
-    end_open(&a, "");
-    end_open(&b, "");
+    ends_open();
     neighbours = 0;
     end_plain(one);
-    assert_int_equal(table->connect(a.t, b.address, 7), 0);
     if (i == 2) { /* a has a small ring for b */
-      mlfab_io_event event = end_next(&b, MLFAB_IO_REFUSED);
-      assert_int_equal(event.code, MLFAB_ERR_UNSUPPORTED);
-      assert_non_null(strstr(event.text, "MLFAB_WITH_LEND"));
-      event = end_next(&a, MLFAB_IO_DOWN);
-      assert_int_equal(event.code, MLFAB_ERR_UNSUPPORTED);
-      assert_non_null(strstr(event.text, "MLFAB_WITH_LEND"));
+      assert_int_equal(table->connect(a.t, b.address, 7), 0);
+      mlfab_io_event told[2] = {end_next(&b, MLFAB_IO_REFUSED), end_next(&a, MLFAB_IO_DOWN)};
+      for (int k = 0; k < 2; k++) {
+        assert_int_equal(told[k].code, MLFAB_ERR_UNSUPPORTED);
+        assert_non_null(strstr(told[k].text, "MLFAB_WITH_LEND"));
+      }
       pair_close();
       continue;
     }
-    b.link = end_next(&b, MLFAB_IO_UP).link;
-    a.link = end_next(&a, MLFAB_IO_UP).link;
+    link_up(&a, &b, b.address, 7);
     assert_int_equal(a.t->live[0]->ring, RING);
     uint8_t *area = area_alloc(other, MLFAB_BULK_MAX);
     memset(area, 3, MLFAB_BULK_MAX);
@@ -1181,22 +1144,16 @@ TEST(test_plain) {
     assert_int_equal(bulk_send(one, area, MLFAB_BULK_MAX, 2), 0);
     assert_int_equal(end_next(other, MLFAB_IO_SENT).token, 1);
     assert_int_equal(end_next(one, MLFAB_IO_SENT).token, 2);
-    for (int k = 0; k < 2; k++) {
-      struct end *reader = k ? one : other;
-      mlfab_io_event event = end_next(reader, MLFAB_IO_FRAME);
-      assert_true(in_ring(reader, event.bulk));
-      expect_bytes(&event, 3);
-      table->release(reader->t, &event);
-    }
+    receive_bytes(other, 1, 3);
+    receive_bytes(one, 1, 3);
     if (i == 1) { /* it may say nothing more on the life line */
       assert_int_equal(send(other->t->live[0]->fd, "x", 1, MSG_NOSIGNAL), 1);
-      assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
     } else { /* nor send a reference */
       struct shm_link *link = other->t->live[0];
       uint64_t word = SHM_VALID | SHM_REFERS | (uint64_t)64 << 32 | 40000;
       atomic_store(shm_word(link->tx, link->tx_offset), word);
-      assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
     }
+    assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
     pair_close();
   }
 }
@@ -1208,20 +1165,18 @@ TEST_WITH(test_hostile_size, small, large) {
   end_open(&end, "");
   for (size_t i = 0; i < MLFAB__COUNT(sizes) + 1; i++) {
     uint32_t size = i < MLFAB__COUNT(sizes) ? sizes[i] : 2 * CONTROL;
-    int segment = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)RING, F_SEAL_SEAL);
-    int bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC);
-    int fds[3] = {segment, bell, event_fd}, fd = stranger(&end);
+    int fds[3];
+    passes_make(fds, RING);
     /* The last one would do, but the file has another size. */
-    assert_true(shm_packet_send(end.t, fd, fds, 3, size));
-    end_next(&end, MLFAB_IO_REFUSED);
-    close(fd);
+    stranger_passes(&end, fds[0], fds[1], fds[2], size);
 
-    fd = played_peer(&end);
+    int fd = played_peer(&end);
     /* Larger than what was asked for. */
     assert_true(
         shm_packet_send(end.t, fd, &fds[1], 2, i < MLFAB__COUNT(sizes) ? size : 3 * CONTROL));
     end_next(&end, MLFAB_IO_DOWN);
-    close(fd), close(segment), close(bell), close(event_fd);
+    close(fd);
+    for (int k = 0; k < 3; k++) close(fds[k]);
   }
   end_close(&end);
 }
@@ -1328,9 +1283,7 @@ TEST(test_addresses) {
   assert_int_equal(table->open(&options, &self, other), MLFAB_ERR_ADDRESS_IN_USE);
   assert_int_equal(error.code, MLFAB_ERR_ADDRESS_IN_USE);
   /* By its short name; and a node with itself. */
-  assert_int_equal(table->connect(b.t, name, 1), 0);
-  end_next(&a, MLFAB_IO_UP);
-  end_next(&b, MLFAB_IO_UP);
+  link_up(&b, &a, name, 1);
   assert_int_equal(table->connect(a.t, a.address, 2), 0);
   end_next(&a, MLFAB_IO_UP);
   end_next(&a, MLFAB_IO_UP);
@@ -1407,9 +1360,8 @@ TEST_WITH(test_small_answer, small, large) {
         .size = sizeof options, .env = &failing, .error = &error, .neighbours = neighbours};
     assert_int_equal(table->open(&options, &self, end.address), 0);
     end.t = self;
-    int segment = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)size, F_SEAL_SEAL);
-    int bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC);
-    int fds[3] = {segment, bell, event_fd}, fd = stranger(&end);
+    int fds[3], fd = stranger(&end);
+    passes_make(fds, size);
     assert_true(shm_packet_send(end.t, fd, fds, 3, size));
     fail_in = k;
     mlfab_io_event event = {0};
@@ -1422,7 +1374,8 @@ TEST_WITH(test_small_answer, small, large) {
       refused += event.kind == MLFAB_IO_REFUSED;
       assert_true(recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);
     }
-    close(fd), close(segment), close(bell), close(event_fd);
+    close(fd);
+    for (int i = 0; i < 3; i++) close(fds[i]);
     end_close(&end);
   }
   assert_true(refused > 0 && answered > 0);
