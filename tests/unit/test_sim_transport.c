@@ -33,22 +33,24 @@ void mlfab_config_init(mlfab_config *config) {
   config->size = sizeof *config;
 }
 
-int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+/* Opens the transport at a host. */
+static int transport_open(const mlfab_env *env, void *host, mlfab_error *error_p, void **self_p,
+                          char address[256]) {
   mlfab_error scratch;
+  mlfab_transport_options options = {.size = sizeof options,
+                                     .listen = "",
+                                     .env = env,
+                                     .user = host,
+                                     .error = error_p ? error_p : &scratch};
+  return mlfab_transport_sim()->open(&options, self_p, address);
+}
+
+int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   char address[256];
   mlfab *ctx = config->env->allocate(config->env->user, sizeof *ctx);
-  memset(ctx, 0, sizeof *ctx);
-  ctx->config = *config;
-  ctx->env = *config->env;
-  ctx->deadline_ns = MLFAB__NEVER;
-  mlfab_transport_options options = {0};
-  options.size = sizeof options;
-  options.listen = "";
-  options.env = &ctx->env;
-  options.user = config->transport_user;
-  options.error = error_p ? error_p : &scratch;
-  int status = config->transport->open(&options, &ctx->self, address);
-  assert_int_equal(status, 0);
+  *ctx = (mlfab){.config = *config, .env = *config->env, .deadline_ns = MLFAB__NEVER};
+  assert_int_equal(transport_open(&ctx->env, config->transport_user, error_p, &ctx->self, address),
+                   0);
   *ctx_p = ctx;
   return 0;
 }
@@ -75,11 +77,7 @@ int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   return 0;
 }
 
-int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
-  (void)ctx;
-  (void)error_p;
-  return 1;
-}
+int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) { return (void)ctx, (void)error_p, 1; }
 
 static void context_free(mlfab *ctx) {
   mlfab_env env = ctx->env;
@@ -113,27 +111,20 @@ typedef struct rig {
 
 static rig *r; /* of the test that runs */
 
-static mlfab_sim_options plain(void) {
-  mlfab_sim_options o = {0};
-  o.size = sizeof o;
-  o.hosts = HOSTS;
-  o.latency_ns = LATENCY;
-  o.rate_bytes_per_s = RATE;
-  return o;
-}
+/* The options of most tests, with these changes. */
+#define OPTIONS(...)                                                          \
+  (mlfab_sim_options) {                                                       \
+    .size = sizeof(mlfab_sim_options), .hosts = HOSTS, .latency_ns = LATENCY, \
+    .rate_bytes_per_s = RATE, __VA_ARGS__                                     \
+  }
+
+static mlfab_sim_options plain(void) { return OPTIONS(.seed = 0); }
 
 static void *endpoint(mlfab_sim *sim, uint32_t host) {
   mlfab_env env = {0};
-  mlfab_error error;
   char address[256], expected[32];
   void *self = NULL;
-  mlfab_transport_options options = {0};
-  options.size = sizeof options;
-  options.listen = "";
-  options.env = &env;
-  options.user = mlfab_sim_host(sim, host);
-  options.error = &error;
-  assert_int_equal(mlfab_transport_sim()->open(&options, &self, address), 0);
+  assert_int_equal(transport_open(&env, mlfab_sim_host(sim, host), NULL, &self, address), 0);
   snprintf(expected, sizeof expected, "sim:%u", (unsigned)host);
   assert_string_equal(address, expected);
   return self;
@@ -222,25 +213,49 @@ static int times(int host, uint32_t kind) {
   return n;
 }
 
+/* A link's number at either end. */
 typedef struct pair {
-  uint32_t a, b; /* the link's number at either end */
+  uint32_t a, b;
 } pair;
+
+static uint32_t link_of(int host, int n, uint64_t token) {
+  const told *up = seen(host, MLFAB_IO_UP, n);
+  assert_non_null(up);
+  assert_int_equal(up->event.token, token);
+  return up->event.link;
+}
 
 static pair connect_pair(int a, int b) {
   char address[32];
-  pair p;
   int ups_a = times(a, MLFAB_IO_UP), ups_b = times(b, MLFAB_IO_UP);
   snprintf(address, sizeof address, "sim:%d", b);
   assert_int_equal(r->t->reach(r->self[a], address), 1);
   assert_int_equal(r->t->connect(r->self[a], address, 77), 0);
   rig_run(4 * LATENCY);
-  assert_non_null(seen(a, MLFAB_IO_UP, ups_a));
-  assert_non_null(seen(b, MLFAB_IO_UP, ups_b));
-  p.a = seen(a, MLFAB_IO_UP, ups_a)->event.link;
-  p.b = seen(b, MLFAB_IO_UP, ups_b)->event.link;
-  assert_int_equal(seen(a, MLFAB_IO_UP, ups_a)->event.token, 77);
-  assert_int_equal(seen(b, MLFAB_IO_UP, ups_b)->event.token, 0);
-  return p;
+  return (pair){link_of(a, ups_a, 77), link_of(b, ups_b, 0)};
+}
+
+/* So many events of this kind at hosts 0, 1 and so on. */
+static void all_times(uint32_t kind, const int *counts, int n) {
+  for (int i = 0; i < n; i++)
+    if (times(i, kind) != counts[i])
+      fail_msg("host %d: %d events of kind %u, not %d", i, times(i, kind), kind, counts[i]);
+}
+#define TIMES(kind, ...)                                 \
+  all_times(MLFAB_IO_##kind, (const int[]){__VA_ARGS__}, \
+            (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)))
+
+static uint64_t at(int host, uint32_t kind, int n) {
+  assert_non_null(seen(host, kind, n));
+  return seen(host, kind, n)->at_ns;
+}
+
+static void set_rate(uint32_t host, uint64_t in, uint64_t out) {
+  assert_int_equal(mlfab_sim_set_rate(r->sim, host, in, out), 0);
+}
+
+static void partition(uint32_t one, uint32_t other, int apart) {
+  assert_int_equal(mlfab_sim_partition(r->sim, one, other, apart), 0);
 }
 
 /* Sends a ghost frame of `bytes` in total. */
@@ -266,7 +281,7 @@ RIG_TEST(test_rate_and_latency_are_exact) {
   ghost(0, p.a, 1000000, 5);
   rig_run(3 * SECOND);
   /* A second to send, the latency, a second to receive. */
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + SECOND);
+  assert_int_equal(at(0, MLFAB_IO_SENT, 0), start + SECOND);
   assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->event.token, 5);
   const told *frame = seen(1, MLFAB_IO_FRAME, 0);
   assert_int_equal(frame->at_ns, start + 2 * SECOND + LATENCY);
@@ -278,14 +293,11 @@ RIG_TEST(test_rate_and_latency_are_exact) {
   start = now();
   for (uint64_t i = 0; i < 10; i++) ghost(0, p.a, 100000, 10 + i);
   rig_run(3 * SECOND);
-  assert_int_equal(seen(1, MLFAB_IO_FRAME, 10)->at_ns, start + 1100 * MILLI + LATENCY);
+  assert_int_equal(at(1, MLFAB_IO_FRAME, 10), start + 1100 * MILLI + LATENCY);
 }
 
 OWN_RIG_TEST(test_order_and_bytes) {
-  mlfab_sim_options o = plain();
-  o.latency_jitter = 1;
-  o.reorder = 0.3;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.latency_jitter = 1, .reorder = 0.3), 0);
   pair p = connect_pair(0, 1);
   uint8_t head[HEAD] = {0}, bulk[100];
   for (int i = 0; i < 100; i++) { /* token 0: copied at once, so the buffer may change */
@@ -293,8 +305,8 @@ OWN_RIG_TEST(test_order_and_bytes) {
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 0), 0);
   }
   rig_run(3 * SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 100);
-  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
+  TIMES(FRAME, 0, 100);
+  TIMES(SENT, 0);
   for (int i = 0; i < 100; i++) assert_int_equal(seen(1, MLFAB_IO_FRAME, i)->first, i);
 }
 
@@ -325,7 +337,7 @@ RIG_TEST(test_two_senders_share_the_receiver) {
   rig_run(4 * SECOND);
   /* 2 MB into a port of 1 MB/s: two seconds, plus the first frame's time on the out-port. */
   assert_int_equal(times(2, MLFAB_IO_FRAME), 40);
-  assert_int_equal(seen(2, MLFAB_IO_FRAME, 39)->at_ns, start + 2050 * MILLI + LATENCY);
+  assert_int_equal(at(2, MLFAB_IO_FRAME, 39), start + 2050 * MILLI + LATENCY);
   /* In turns: neither link is more than a frame ahead. */
   for (int i = 0; i < 40; i++) {
     early += seen(2, MLFAB_IO_FRAME, i)->event.link == p.b ? 1 : -1;
@@ -339,7 +351,7 @@ RIG_TEST(test_small_frames_do_not_wait_for_other_links) {
   uint64_t start = now();
   ghost(0, q.a, HEAD, 2);
   rig_run(5 * SECOND);
-  assert_true(seen(1, MLFAB_IO_FRAME, 0)->at_ns < start + 150 * MILLI);
+  assert_true(at(1, MLFAB_IO_FRAME, 0) < start + 150 * MILLI);
   assert_int_equal(times(2, MLFAB_IO_FRAME), 40);
 }
 
@@ -356,8 +368,8 @@ RIG_TEST(test_a_port_serves_its_lanes_in_turn) {
     uint64_t token = i < 15 ? turn[0][i % 3] : turn[1][(i - 15) % 2];
     assert_int_equal(seen(0, MLFAB_IO_SENT, i)->event.token, token);
   }
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 2)->at_ns, start + 60 * MILLI);
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 24)->at_ns, start + 500 * MILLI);
+  assert_int_equal(at(0, MLFAB_IO_SENT, 2), start + 60 * MILLI);
+  assert_int_equal(at(0, MLFAB_IO_SENT, 24), start + 500 * MILLI);
 }
 
 RIG_TEST(test_rate_changes_in_the_middle) {
@@ -365,54 +377,49 @@ RIG_TEST(test_rate_changes_in_the_middle) {
   uint64_t start = now();
   ghost(0, p.a, 1000000, 5);
   rig_run(SECOND / 4);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0),
-                   0); /* a quarter has been sent; now the port stops */
+  set_rate(0, RATE, 0); /* a quarter has been sent; now the port stops */
   rig_run(SECOND);
-  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 3 * RATE), 0); /* the rest takes 0.25 s */
+  TIMES(SENT, 0);
+  set_rate(0, RATE, 3 * RATE); /* the rest takes 0.25 s */
   rig_run(3 * SECOND);
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
-  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
+  assert_int_equal(at(0, MLFAB_IO_SENT, 0), start + 1500 * MILLI);
+  assert_int_equal(at(1, MLFAB_IO_FRAME, 0), start + 2500 * MILLI + LATENCY);
   assert_int_equal(mlfab_sim_set_rate(r->sim, HOSTS, 1, 1), MLFAB_ERR_ARGUMENT);
   /* Half a second at half the rate, then at a quarter, then at an eighth. */
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 2), 0);
+  set_rate(0, RATE, RATE / 2);
   start = now();
   ghost(0, p.a, 1000000, 6);
-  rig_run(SECOND / 2);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 4), 0);
-  rig_run(SECOND);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 8), 0);
-  rig_run(6 * SECOND);
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 1)->at_ns, start + 5500 * MILLI);
+  for (uint64_t k = 0; k < 3; k++) {
+    set_rate(0, RATE, RATE / (2u << k));
+    rig_run(k == 0 ? SECOND / 2 : k == 1 ? SECOND : 6 * SECOND);
+  }
+  assert_int_equal(at(0, MLFAB_IO_SENT, 1), start + 5500 * MILLI);
 }
 
 OWN_RIG_TEST(test_again_and_writable) {
-  mlfab_sim_options o = plain();
-  o.buffer_bytes = 100000;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.buffer_bytes = 100000), 0);
   pair p = connect_pair(0, 1);
   r->deaf[1] = 1;
   ghosts(10, 0, p.a, 10000, 1);
   assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   rig_run(2 * SECOND); /* all of it has arrived, and nobody reads: no room */
-  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 0);
+  TIMES(WRITABLE, 0);
   assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   r->deaf[1] = 0;
   rig_run(SECOND);
-  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 1);
+  TIMES(WRITABLE, 1);
   ghost(0, p.a, 500000, 1); /* larger than the buffer, but alone */
   assert_int_equal(send_ghost(0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   rig_run(3 * SECOND);
-  assert_int_equal(times(0, MLFAB_IO_WRITABLE), 2);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 11);
+  TIMES(WRITABLE, 2);
+  TIMES(FRAME, 0, 11);
 }
 
 /* ---- hosts that share their ports ---- */
 
 TEST(test_shared_ports_share_the_rate) {
-  mlfab_sim_options o = plain();
   for (int shared = 0; shared < 2; shared++) {
-    rig_make(&o, shared);
+    rig_make(&OPTIONS(.seed = 0), shared);
     pair out_a = connect_pair(0, 5), out_b = connect_pair(1, 6);
     pair in_a = connect_pair(5, 0), in_b = connect_pair(6, 2);
     uint64_t start = now(), twice = shared ? 2 : 1;
@@ -423,17 +430,16 @@ TEST(test_shared_ports_share_the_rate) {
       ghost(6, in_b.a, 10000, 1);
     }
     rig_run(SECOND);
-    assert_int_equal(seen(1, MLFAB_IO_SENT, 9)->at_ns, start + twice * 100 * MILLI);
-    assert_int_equal(seen(5, MLFAB_IO_SENT, 9)->at_ns, start + 100 * MILLI);
-    assert_int_equal(seen(2, MLFAB_IO_FRAME, 9)->at_ns,
-                     start + (10 + twice * 100) * MILLI + LATENCY);
+    assert_int_equal(at(1, MLFAB_IO_SENT, 9), start + twice * 100 * MILLI);
+    assert_int_equal(at(5, MLFAB_IO_SENT, 9), start + 100 * MILLI);
+    assert_int_equal(at(2, MLFAB_IO_FRAME, 9), start + (10 + twice * 100) * MILLI + LATENCY);
     assert_int_equal(times(0, MLFAB_IO_FRAME), 10);
     /* The rate of one host is that of all that share its port. */
-    assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE / 10), 0);
+    set_rate(1, RATE, RATE / 10);
     start = now();
     ghost(0, out_a.a, 10000, 7);
     rig_run(SECOND);
-    assert_int_equal(seen(0, MLFAB_IO_SENT, 10)->at_ns, start + (shared ? 100 : 10) * MILLI);
+    assert_int_equal(at(0, MLFAB_IO_SENT, 10), start + (shared ? 100 : 10) * MILLI);
     rig_free();
   }
 }
@@ -441,33 +447,31 @@ TEST(test_shared_ports_share_the_rate) {
 /* Traffic between sharing hosts uses no port, so it continues when the ports stand still; partitions and
  * pauses are per host. */
 OWN_RIG_TEST(test_sharing_hosts_talk_past_their_ports) {
-  mlfab_sim_options o = plain();
-  o.loss = o.duplicate = 1;
-  rig_make(&o, 1);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 2, 0, 0), 0);
+  rig_make(&OPTIONS(.loss = 1, .duplicate = 1), 1);
+  set_rate(2, 0, 0);
   pair p = connect_pair(0, 1), q = connect_pair(2, 1);
   uint64_t start = now();
   ghost(0, p.a, 500000, 1);
   ghost(1, p.b, 500000, 1);
   rig_run(MILLI);
-  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
-  assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  assert_int_equal(at(1, MLFAB_IO_FRAME, 0), start + 1000);
+  assert_int_equal(at(0, MLFAB_IO_FRAME, 0), start + 1000);
+  partition(0, 1, 1);
   assert_int_equal(mlfab_sim_pause(r->sim, 2, 100 * MILLI), 0);
   start = now();
   ghost(0, p.a, 1000, 1);
   ghost(2, q.a, 1000, 1);
   ghost(1, q.b, 1000, 1);
   rig_run(SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 2);
-  assert_int_equal(seen(1, MLFAB_IO_FRAME, 1)->at_ns, start + 1000);
-  assert_int_equal(seen(2, MLFAB_IO_FRAME, 0)->at_ns, start + 100 * MILLI);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
+  TIMES(FRAME, 1, 2, 1);
+  assert_int_equal(at(1, MLFAB_IO_FRAME, 1), start + 1000);
+  assert_int_equal(at(2, MLFAB_IO_FRAME, 0), start + 100 * MILLI);
+  partition(0, 1, 0);
   rig_run(SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
+  TIMES(FRAME, 1, 3);
   r->t->disconnect(r->self[0], p.a);
   rig_run(MILLI);
-  assert_int_equal(times(1, MLFAB_IO_DOWN), 1);
+  TIMES(DOWN, 0, 1);
 }
 
 /* A sharing host that crashes leaves the ports to the others. */
@@ -479,7 +483,7 @@ SHARED_TEST(test_a_crash_leaves_shared_ports) {
   rig_run(100 * MILLI);
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
   rig_run(SECOND);
-  assert_int_equal(seen(0, MLFAB_IO_SENT, 0)->at_ns, start + 200 * MILLI);
+  assert_int_equal(at(0, MLFAB_IO_SENT, 0), start + 200 * MILLI);
   assert_int_equal(times(5, MLFAB_IO_FRAME), 1);
 }
 
@@ -521,12 +525,12 @@ RIG_TEST(test_measure_is_exact) {
   assert_int_equal(m.limited_out, 0);
   assert_int_equal(m.limited_in, 1);
   /* the port stands still, but is not idle */
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0), 0);
+  set_rate(0, RATE, 0);
   rig_run(SECOND);
   assert_int_equal(measure(0, &m), 1);
   assert_int_equal(m.bytes_out, 0);
   assert_int_equal(m.limited_out, 0);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 2 * RATE), 0);
+  set_rate(0, RATE, 2 * RATE);
   rig_run(SECOND); /* out in 375 ms, then in for a second */
   assert_int_equal(measure(0, &m), 1);
   assert_int_equal(m.bytes_out, 750000);
@@ -564,8 +568,7 @@ SHARED_TEST(test_measure_counts_for_all_that_share) {
 /* Under load the monitor finds the rate, and a changed one within two seconds. */
 OWN_RIG_TEST(test_the_monitor_finds_the_rate) {
   static const uint64_t rates[] = {RATE, RATE / 4, 3 * RATE, RATE / 10};
-  mlfab_sim_options o = plain();
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.seed = 0), 0);
   pair p = connect_pair(0, 1);
   mlfab__monitor monitor;
   mlfab_measure m;
@@ -573,7 +576,7 @@ OWN_RIG_TEST(test_the_monitor_finds_the_rate) {
   mlfab__monitor_init(&monitor, SECOND / 2);
   assert_int_equal(measure(0, &m), 0);
   for (size_t k = 0; k < MLFAB__COUNT(rates); k++) {
-    assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, rates[k]), 0);
+    set_rate(0, RATE, rates[k]);
     for (int i = 0; i < 12; i++) {
       while (send_ghost(0, p.a, 100000, 1) == 0) continue;
       rig_run(SECOND / 4);
@@ -599,11 +602,10 @@ RIG_TEST(test_connect_refused_and_nonsense) {
   assert_int_equal(down->at_ns, start + 2 * LATENCY);
   assert_int_equal(down->event.link, 0);
   assert_int_equal(down->event.token, 9);
-  assert_int_equal(r->t->connect(r->self[0], "sim:8", 1), MLFAB_ERR_ADDRESS);
-  assert_int_equal(r->t->connect(r->self[0], "sim:", 1), MLFAB_ERR_ADDRESS);
-  assert_int_equal(r->t->connect(r->self[0], "sim:1x", 1), MLFAB_ERR_ADDRESS);
-  assert_int_equal(r->t->connect(r->self[0], "tcp:1", 1), MLFAB_ERR_ADDRESS);
-  assert_int_equal(r->t->connect(r->self[0], "sim:99999999999999999999", 1), MLFAB_ERR_ADDRESS);
+  static const char *const wrong[] = {"sim:8", "sim:", "sim:1x", "tcp:1",
+                                      "sim:99999999999999999999"};
+  for (size_t i = 0; i < MLFAB__COUNT(wrong); i++)
+    assert_int_equal(r->t->connect(r->self[0], wrong[i], 1), MLFAB_ERR_ADDRESS);
   assert_int_equal(send_ghost(0, 1, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
   assert_int_equal(send_ghost(0, 0, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
 }
@@ -632,9 +634,9 @@ RIG_TEST(test_disconnect_sends_what_was_accepted) {
   memset(bulk, 7, sizeof bulk); /* nothing is borrowed any more */
   assert_int_equal(send_ghost(0, p.a, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
   rig_run(SECOND);
-  assert_int_equal(times(0, MLFAB_IO_SENT), 0);
-  assert_int_equal(times(0, MLFAB_IO_DOWN), 0);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 5);
+  TIMES(SENT, 0);
+  TIMES(DOWN, 0);
+  TIMES(FRAME, 0, 5);
   for (int i = 0; i < 5; i++) assert_int_equal(seen(1, MLFAB_IO_FRAME, i)->first, 6);
   assert_int_equal(r->log[1][r->count[1] - 1].event.kind, MLFAB_IO_DOWN);
   assert_int_equal(r->log[1][r->count[1] - 1].event.link, p.b);
@@ -643,16 +645,14 @@ RIG_TEST(test_disconnect_sends_what_was_accepted) {
 }
 
 OWN_RIG_TEST(test_a_host_talks_to_itself) {
-  mlfab_sim_options o = plain();
-  o.loss = 1;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.loss = 1), 0);
   assert_int_equal(r->t->connect(r->self[0], "sim:0", 3), 0);
   rig_run(MILLI);
-  assert_int_equal(times(0, MLFAB_IO_UP), 2);
+  TIMES(UP, 2);
   uint64_t start = now();
   ghost(0, seen(0, MLFAB_IO_UP, 1)->event.link, 500000, 1);
   rig_run(MILLI);
-  assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
+  assert_int_equal(at(0, MLFAB_IO_FRAME, 0), start + 1000);
   assert_int_equal(seen(0, MLFAB_IO_FRAME, 0)->event.link, seen(0, MLFAB_IO_UP, 0)->event.link);
   r->t->disconnect(r->self[0], seen(0, MLFAB_IO_UP, 0)->event.link);
   rig_run(MILLI);
@@ -662,45 +662,35 @@ OWN_RIG_TEST(test_a_host_talks_to_itself) {
 /* ---- faults ---- */
 
 OWN_RIG_TEST(test_loss_breaks_the_connection) {
-  mlfab_sim_options o = plain();
-  o.loss = 1;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.loss = 1), 0);
   pair p = connect_pair(0, 1), q = connect_pair(2, 3);
   uint64_t start = now();
   ghost(0, p.a, 1000, 5);
   ghost(0, p.a, 1000, 6);
   ghost(1, p.b, 2000, 7);
   rig_run(SECOND);
-  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(0, MLFAB_IO_DOWN), 1);
-  assert_int_equal(times(1, MLFAB_IO_DOWN), 1);
-  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI);
-  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI + LATENCY);
+  TIMES(FRAME, 0, 0);
+  TIMES(DOWN, 1, 1, 0, 0);
+  assert_int_equal(at(0, MLFAB_IO_DOWN, 0), start + MILLI);
+  assert_int_equal(at(1, MLFAB_IO_DOWN, 0), start + MILLI + LATENCY);
   assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->event.link, p.a);
-  assert_int_equal(times(2, MLFAB_IO_DOWN) + times(3, MLFAB_IO_DOWN), 0);
   ghost(2, q.a, HEAD, 0);
 }
 
 OWN_RIG_TEST(test_duplicate_delivers_and_breaks) {
-  mlfab_sim_options o = plain();
-  o.duplicate = 1;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.duplicate = 1), 0);
   pair p = connect_pair(0, 1);
   uint64_t start = now();
   ghost(0, p.a, 1000, 5);
   ghost(0, p.a, 1000, 6);
   rig_run(SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 1);
-  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + LATENCY);
-  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + 2 * LATENCY);
-  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
+  TIMES(FRAME, 0, 1);
+  assert_int_equal(at(1, MLFAB_IO_DOWN, 0), start + 2 * MILLI + LATENCY);
+  assert_int_equal(at(0, MLFAB_IO_DOWN, 0), start + 2 * MILLI + 2 * LATENCY);
 }
 
 OWN_RIG_TEST(test_reorder_lets_other_links_overtake) {
-  mlfab_sim_options o = plain();
-  o.reorder = 0.5;
-  rig_make(&o, 0);
+  rig_make(&OPTIONS(.reorder = 0.5), 0);
   pair p = connect_pair(0, 1), q = connect_pair(0, 1);
   uint64_t order = 0, overtaken = 0;
   for (int i = 0; i < 20; i++) {
@@ -708,57 +698,56 @@ OWN_RIG_TEST(test_reorder_lets_other_links_overtake) {
     ghost(0, q.a, 1000, 1);
   }
   rig_run(2 * SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 40);
+  TIMES(FRAME, 0, 40);
   for (uint64_t i = 0; i < 40; i++) {
     order += seen(1, MLFAB_IO_FRAME, (int)i)->event.link == p.b;
     if (order > i / 2 + 2 || order + 2 < i / 2) overtaken++;
   }
   assert_true(overtaken > 0);
-  assert_int_equal(times(1, MLFAB_IO_DOWN), 0);
+  TIMES(DOWN, 0, 0);
 }
 
 RIG_TEST(test_partition_stalls_and_heals) {
   pair p = connect_pair(0, 1), q = connect_pair(0, 2);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  partition(0, 1, 1);
   uint64_t start = now();
   ghosts(3, 0, p.a, 1000, 1);
   ghost(1, p.b, 1000, 1);
   ghost(0, q.a, 1000, 1);
   assert_int_equal(r->t->connect(r->self[1], "sim:0", 8), 0);
   rig_run(5 * SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME) + times(0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(2, MLFAB_IO_FRAME), 1);
-  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->event.token, 8);
-  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_TIMEOUT);
-  assert_int_equal(seen(1, MLFAB_IO_DOWN, 0)->at_ns, start + 3 * SECOND);
-  assert_int_equal(times(0, MLFAB_IO_DOWN), 0);
-  assert_int_equal(mlfab_sim_partition(r->sim, 1, 0, 0), 0);
+  TIMES(FRAME, 0, 0, 1);
+  const told *down = seen(1, MLFAB_IO_DOWN, 0);
+  assert_int_equal(down->event.token, 8);
+  assert_int_equal(down->event.code, MLFAB_ERR_TIMEOUT);
+  assert_int_equal(down->at_ns, start + 3 * SECOND);
+  TIMES(DOWN, 0);
+  partition(1, 0, 0);
   rig_run(SECOND);
-  assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
-  assert_int_equal(times(0, MLFAB_IO_FRAME), 1);
+  TIMES(FRAME, 1, 3, 1);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 1, 1), MLFAB_ERR_ARGUMENT);
 }
 
 RIG_TEST(test_partition_while_connecting) {
   assert_int_equal(r->t->connect(r->self[0], "sim:1", 3), 0);
   rig_run(LATENCY + 1000); /* 1 has accepted, 0 does not know yet */
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  partition(0, 1, 1);
   ghost(1, seen(1, MLFAB_IO_UP, 0)->event.link, 1000, 1);
   rig_run(SECOND);
   assert_int_equal(r->count[0], 0);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
+  partition(0, 1, 0);
   rig_run(SECOND);
   assert_int_equal(r->log[0][0].event.kind, MLFAB_IO_UP);
   assert_int_equal(r->log[0][1].event.kind, MLFAB_IO_FRAME);
   /* If the partition does not heal in time, both ends report DOWN, the far one later. */
   assert_int_equal(r->t->connect(r->self[2], "sim:3", 3), 0);
   rig_run(LATENCY + 1000);
-  assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 1), 0);
+  partition(2, 3, 1);
   rig_run(4 * SECOND);
   assert_int_equal(seen(2, MLFAB_IO_DOWN, 0)->event.token, 3);
   assert_int_equal(seen(2, MLFAB_IO_DOWN, 0)->event.link, 0);
   assert_int_equal(times(3, MLFAB_IO_DOWN), 0);
-  assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 0), 0);
+  partition(2, 3, 0);
   rig_run(SECOND);
   assert_int_equal(times(3, MLFAB_IO_DOWN), 1);
 }
@@ -770,7 +759,7 @@ RIG_TEST(test_pause_keeps_what_comes) {
   ghosts(3, 0, p.a, 1000, 1);
   rig_run(2 * SECOND);
   assert_int_equal(times(1, MLFAB_IO_FRAME), 3);
-  assert_int_equal(seen(1, MLFAB_IO_FRAME, 0)->at_ns, start + SECOND);
+  assert_int_equal(at(1, MLFAB_IO_FRAME, 0), start + SECOND);
 }
 
 /* A stopped process is on a host that answers probes; a partitioned host, or one without its network card,
@@ -780,13 +769,13 @@ RIG_TEST(test_probes) {
   assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
   assert_int_equal(r->t->probe(r->self[0], p.a), 0);
   assert_int_equal(r->t->probe(r->self[1], p.b), 0);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  partition(0, 1, 1);
   assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
-  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
+  partition(0, 1, 0);
   assert_int_equal(r->t->probe(r->self[0], p.a), 0);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 1, 0, RATE), 0);
+  set_rate(1, 0, RATE);
   assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE), 0);
+  set_rate(1, RATE, RATE);
   r->t->disconnect(r->self[1], p.b);
   rig_run(SECOND);
   assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
@@ -801,11 +790,10 @@ static void on_restart(void *user, uint32_t host) {
 }
 
 RIG_TEST(test_crash_and_restart) {
-  pair p = connect_pair(0, 1);
-  pair q = connect_pair(2, 1);
+  pair p = connect_pair(0, 1), q = connect_pair(2, 1);
   restarts = 0;
   assert_int_equal(mlfab_sim_on_crash(r->sim, 1, on_restart, NULL), 0);
-  assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 1), 0);
+  partition(1, 2, 1);
   ghost(1, p.b, 1000, 1);
   ghost(0, p.a, 1000, 1);
   uint64_t start = now();
@@ -815,28 +803,22 @@ RIG_TEST(test_crash_and_restart) {
   ghost(2, q.a, 1000, 7); /* it does not know of the crash yet */
   rig_run(2 * SECOND);
   assert_int_equal(restarts, 1);
-  assert_int_equal(seen(0, MLFAB_IO_DOWN, 0)->at_ns, start + LATENCY);
-  assert_int_equal(times(0, MLFAB_IO_FRAME), 0);
-  assert_int_equal(times(1, MLFAB_IO_DOWN), 0);
-  assert_int_equal(times(2, MLFAB_IO_DOWN), 0); /* partitioned: it learns nothing */
-  assert_int_equal(times(2, MLFAB_IO_SENT), 1);
-  assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 0), 0);
+  assert_int_equal(at(0, MLFAB_IO_DOWN, 0), start + LATENCY);
+  TIMES(FRAME, 0);
+  TIMES(DOWN, 1, 0, 0); /* host 2 is partitioned: it learns nothing */
+  TIMES(SENT, 0, 0, 1);
+  partition(1, 2, 0);
   rig_run(SECOND);
-  assert_int_equal(times(2, MLFAB_IO_DOWN), 1);
+  TIMES(DOWN, 1, 0, 1);
   connect_pair(0, 1);
 }
 
 /* Random traffic with all faults; returns a hash of the events. */
 static uint64_t storm(uint64_t seed, int shared, int *downs_p, int *frames_p, int *restarts_p) {
-  mlfab_sim_options o = plain();
   uint64_t hash = 0;
-  o.seed = seed;
-  o.latency_jitter = 0.5;
-  o.loss = o.duplicate = 0.002;
-  o.reorder = 0.05;
-  o.partition = 0.5;
-  o.crash = o.pause = o.slow = 0.05;
-  rig_make(&o, shared);
+  rig_make(&OPTIONS(.seed = seed, .latency_jitter = 0.5, .loss = 0.002, .duplicate = 0.002,
+                    .reorder = 0.05, .partition = 0.5, .crash = 0.05, .pause = 0.05, .slow = 0.05),
+           shared);
   restarts = 0;
   *downs_p = *frames_p = 0;
   for (uint32_t i = 0; i < HOSTS; i++)
@@ -1018,17 +1000,11 @@ TEST(test_out_of_memory_at_every_step) {
     r = calloc(1, sizeof *r);
     r->t = mlfab_transport_sim();
     if (mlfab_sim_create(&o, &r->sim) == 0) {
-      mlfab_error error;
       char address[256];
-      mlfab_transport_options options = {0};
       int accepted = 0;
-      options.size = sizeof options;
-      options.listen = "";
-      options.error = &error;
-      for (uint32_t i = 0; i < 2; i++) {
-        options.user = mlfab_sim_host(r->sim, i);
-        if (r->t->open(&options, &r->self[i], address)) r->self[i] = NULL;
-      }
+      for (uint32_t i = 0; i < 2; i++)
+        if (transport_open(NULL, mlfab_sim_host(r->sim, i), NULL, &r->self[i], address))
+          r->self[i] = NULL;
       if (r->self[0] && r->t->connect(r->self[0], "sim:1", 1) == 0) {
         rig_run(10 * MILLI);
         const told *up = seen(0, MLFAB_IO_UP, 0);

@@ -153,6 +153,14 @@ static const codec codecs[] = {
     CODEC_LIST(membership_owed, 9 * 4 + 3 * 8 + 4, counts, uint64_t, 8,
                MLFAB__MEMBERSHIP_MEMBERS_MAX),
 };
+static const double not_finite[4] = {(double)NAN, -(double)NAN, (double)INFINITY,
+                                     -(double)INFINITY};
+
+static mlfab__rng seeded(uint64_t seed) {
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, seed);
+  return prng;
+}
 
 static void random_bytes(mlfab__rng *prng, void *to, size_t bytes) {
   for (size_t i = 0; i < bytes; i++) ((uint8_t *)to)[i] = (uint8_t)(mlfab__rng_next(prng) >> 56);
@@ -188,24 +196,30 @@ static void random_struct(mlfab__rng *prng, const codec *c, uint8_t *m) {
   random_list(prng, c, m, (uint32_t)mlfab__rng_below(prng, 30));
 }
 
-/* Decodes from memory that ends with the meta, so that a sanitizer sees a read of one byte too many. */
-static int decode_exact(const codec *c, const uint8_t *meta, uint32_t bytes, void *m) {
+/* A copy that ends with the bytes, so that a sanitizer sees a read of one byte too many. */
+static uint8_t *exact(const uint8_t *meta, uint32_t bytes) {
   uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  int status;
   assert_non_null(copy);
-  memcpy(copy, meta, bytes);
-  status = c->decode(copy, bytes, m);
+  return memcpy(copy, meta, bytes);
+}
+
+static int decode_exact(const codec *c, const uint8_t *meta, uint32_t bytes, void *m) {
+  uint8_t *copy = exact(meta, bytes);
+  int status = c->decode(copy, bytes, m);
   free(copy);
   return status;
+}
+
+static void put_u32(uint8_t *at, uint32_t value) {
+  for (int b = 0; b < 4; b++) at[b] = (uint8_t)(value >> (8 * b));
 }
 
 /* Finds the bytes of the struct that travel by changing each one: all but padding. */
 static void carried_bytes(const codec *c, uint8_t *mask) {
   static uint8_t zero[4096], poked[4096], plain[4096], meta[4096];
-  size_t padding = 0, expected;
-  uint32_t bytes;
+  size_t padding = 0;
   memset(zero, 0, sizeof zero);
-  bytes = c->encode(plain, zero);
+  uint32_t bytes = c->encode(plain, zero);
   assert_int_equal(bytes, c->fixed);
   for (size_t i = 0; i < c->size; i++) {
     int in_text = i >= c->text && i < c->text + c->text_room;
@@ -216,8 +230,7 @@ static void carried_bytes(const codec *c, uint8_t *mask) {
         in_text || in_count || c->encode(meta, poked) != bytes || memcmp(meta, plain, bytes) != 0;
     padding += !mask[i];
   }
-  expected = c->size - c->text_room - (c->fixed - (c->text_room > 0 ? 2 : 0));
-  assert_int_equal(padding, expected);
+  assert_int_equal(padding, c->size - c->text_room - (c->fixed - (c->text_room > 0 ? 2 : 0)));
   assert_true(padding < 32); /* the sizes and `sync` of options do not travel either */
 }
 
@@ -267,9 +280,8 @@ static uint32_t round_trip(const codec *c, const uint8_t *m, const uint8_t *mask
   }
   memset(back, 0x5a, sizeof back);
   assert_int_equal(decode_exact(c, meta_a, bytes, back), 0);
-  for (size_t i = 0; i < c->size; i++) {
+  for (size_t i = 0; i < c->size; i++)
     if (mask[i] && m[i] != back[i]) fail_msg("%s: byte %zu differs", c->name, i);
-  }
   assert_memory_equal(entries, got_entries, count_of(c, m) * c->entry);
   assert_int_equal(c->encode(meta_b, back), bytes);
   assert_memory_equal(meta_a, meta_b, bytes);
@@ -278,8 +290,7 @@ static uint32_t round_trip(const codec *c, const uint8_t *m, const uint8_t *mask
 
 TEST(test_round_trip) {
   static uint8_t m[4096], mask[4096];
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 1);
+  mlfab__rng prng = seeded(1);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     carried_bytes(&codecs[k], mask);
     for (int round = 0; round < 200; round++) {
@@ -291,8 +302,7 @@ TEST(test_round_trip) {
 
 TEST(test_every_cut) {
   static uint8_t m[4096], back[4096];
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 2);
+  mlfab__rng prng = seeded(2);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     for (int round = 0; round < 5; round++) {
       random_struct(&prng, &codecs[k], m);
@@ -312,8 +322,7 @@ TEST(test_list_limits) {
                                     1025u,       1400u,       1401u,       4097u,
                                     0x0aaaaaabu, 0x10000000u, 0x80000000u, UINT32_MAX};
   static uint8_t m[4096], mask[4096], back[4096];
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 21);
+  mlfab__rng prng = seeded(21);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     const codec *c = &codecs[k];
     if (c->entry == 0) continue;
@@ -326,7 +335,7 @@ TEST(test_list_limits) {
     random_list(&prng, c, m, 3);
     uint32_t bytes = round_trip(c, m, mask);
     for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
-      for (uint32_t b = 0; b < 4; b++) meta_a[c->fixed - 4 + b] = (uint8_t)(counts[i] >> (8 * b));
+      put_u32(meta_a + c->fixed - 4, counts[i]);
       assert_int_equal(decode_exact(c, meta_a, bytes, back), MLFAB_ERR_FRAME);
     }
   }
@@ -347,24 +356,20 @@ TEST(test_list_without_room) {
 TEST(test_texts) {
   mlfab__bye bye = {0}, back;
   uint8_t meta[4096];
-  uint32_t bytes;
   memset(bye.text, 'a', sizeof bye.text - 1);
-  bytes = mlfab__encode_bye(meta, &bye);
+  uint32_t bytes = mlfab__encode_bye(meta, &bye);
   assert_int_equal(bytes, 4 + 8 + 2 + 255);
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
   assert_memory_equal(back.text, bye.text, sizeof bye.text);
 
-  /* One more byte would leave no room for the terminating zero. */
-  meta[12] = 0;
-  meta[13] = 1;
+  /* Wrong lengths; with the first there would be no room for the terminating zero. */
+  static const uint32_t lengths[] = {256, 254, 65535};
   meta[bytes] = 'a';
-  assert_int_equal(mlfab__decode_bye(meta, bytes + 1, &back), MLFAB_ERR_FRAME);
-  /* A text whose length field is wrong. */
-  meta[12] = 254;
-  meta[13] = 0;
-  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
-  meta[12] = meta[13] = 255;
-  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
+  for (uint32_t i = 0; i < 3; i++) {
+    meta[12] = (uint8_t)lengths[i];
+    meta[13] = (uint8_t)(lengths[i] >> 8);
+    assert_int_equal(mlfab__decode_bye(meta, bytes + (i == 0), &back), MLFAB_ERR_FRAME);
+  }
   /* A zero inside a text. */
   mlfab__encode_bye(meta, &bye);
   meta[100] = 0;
@@ -411,18 +416,14 @@ static mlfab__push random_push(mlfab__rng *prng, uint32_t segment_count, uint32_
 }
 
 static int decode_push_exact(const uint8_t *meta, uint32_t bytes, mlfab__push *m) {
-  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  int status;
-  assert_non_null(copy);
-  memcpy(copy, meta, bytes);
-  status = mlfab__decode_push(copy, bytes, m, got_segments, got_versions);
+  uint8_t *copy = exact(meta, bytes);
+  int status = mlfab__decode_push(copy, bytes, m, got_segments, got_versions);
   free(copy);
   return status;
 }
 
 TEST(test_push_round_trip) {
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 3);
+  mlfab__rng prng = seeded(3);
   for (int round = 0; round < 500; round++) {
     uint32_t segment_count = (uint32_t)mlfab__rng_below(&prng, round % 10 == 0 ? 2049 : 20);
     uint32_t version_count =
@@ -440,26 +441,24 @@ TEST(test_push_round_trip) {
     assert_memory_equal(meta_a, meta_b, bytes);
     if (bytes > 400) continue;
     memset(meta_a + bytes, 0, 16);
-    for (uint32_t cut = 0; cut < bytes + 9; cut++) {
+    for (uint32_t cut = 0; cut < bytes + 9; cut++)
       if (cut != bytes) assert_int_equal(decode_push_exact(meta_a, cut, &back), MLFAB_ERR_FRAME);
-    }
   }
 }
 
 TEST(test_push_limits) {
-  mlfab__rng prng;
-  mlfab__push m;
-  mlfab__rng_seed(&prng, 4);
-  m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 9);
+  static const uint32_t beyond[][2] = {
+      {MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 8}, /* no meta has so much */
+      {MLFAB__SEGMENTS_MAX + 1, 1},
+      {1, MLFAB__SLICES_MAX + 1}};
+  mlfab__rng prng = seeded(4);
+  mlfab__push m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 9);
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX - 4);
-  m.versions++; /* no longer fits into a meta */
-  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
-  m.versions = 1;
-  m.segments = MLFAB__SEGMENTS_MAX + 1;
-  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
-  m.segments = 1;
-  m.versions = MLFAB__SLICES_MAX + 1;
-  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
+  for (size_t i = 0; i < MLFAB__COUNT(beyond); i++) {
+    m.segments = beyond[i][0];
+    m.versions = beyond[i][1];
+    assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
+  }
 }
 
 /* Encodes an invalid frame, and expects a refusal. */
@@ -471,20 +470,14 @@ static void refuse_push(const mlfab__push *m) {
 }
 
 TEST(test_push_refused) {
-  static const double bad_scales[] = {(double)NAN, -(double)NAN, (double)INFINITY,
-                                      -(double)INFINITY};
-  mlfab__rng prng;
-  mlfab__push good, m;
+  mlfab__rng prng = seeded(5);
+  mlfab__push good = random_push(&prng, 4, 2), m;
   mlfab__segment keep[4];
-  mlfab__rng_seed(&prng, 5);
-  good = random_push(&prng, 4, 2);
   memcpy(keep, segments, sizeof keep);
   assert_int_equal(
       decode_push_exact(meta_a, mlfab__encode_push(meta_a, &good, segments, versions), &m), 0);
 
-  for (size_t i = 0; i < MLFAB__COUNT(bad_scales); i++) {
-    m = good, m.scale = bad_scales[i], refuse_push(&m);
-  }
+  for (int i = 0; i < 4; i++) m = good, m.scale = not_finite[i], refuse_push(&m);
   m = good, m.members = 0, refuse_push(&m);
   m = good, m.members = 4097, refuse_push(&m);
   m = good, m.members = UINT32_MAX, refuse_push(&m);
@@ -520,24 +513,19 @@ TEST(test_push_refused) {
 TEST(test_counts_that_lie) {
   static const uint32_t counts[] = {5u,          4096u,       4097u,       0x10000000u, 0x10000004u,
                                     0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
-  mlfab__rng prng;
-  mlfab__push push, back;
+  mlfab__rng prng = seeded(6);
+  mlfab__push push = random_push(&prng, 4, 2), back;
   mlfab__pull pull = {1, 2, 3, 1, 4, 2}, pull_back;
   uint32_t bytes;
-  mlfab__rng_seed(&prng, 6);
-  push = random_push(&prng, 4, 2);
   for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
     for (int place = 0; place < 2; place++) {
       bytes = mlfab__encode_push(meta_a, &push, segments, versions);
-      for (int b = 0; b < 4; b++) {
-        meta_a[(place == 0 ? 60 : 64 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
-      }
+      put_u32(meta_a + (place == 0 ? 60 : 64 + 64), counts[i]);
       assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
     }
     for (int place = 0; place < 2; place++) {
       bytes = mlfab__encode_pull(meta_a, &pull, segments, versions);
-      for (int b = 0; b < 4; b++)
-        meta_a[(place == 0 ? 24 : 28 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
+      put_u32(meta_a + (place == 0 ? 24 : 28 + 64), counts[i]);
       assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments, got_versions),
                        MLFAB_ERR_FRAME);
     }
@@ -559,8 +547,7 @@ TEST(test_counts_that_lie) {
 }
 
 TEST(test_pull) {
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 7);
+  mlfab__rng prng = seeded(7);
   for (int round = 0; round < 200; round++) {
     mlfab__pull m = {mlfab__rng_next(&prng),
                      mlfab__rng_next(&prng),
@@ -568,21 +555,19 @@ TEST(test_pull) {
                      (uint32_t)mlfab__rng_next(&prng),
                      (uint32_t)mlfab__rng_below(&prng, round % 10 ? 20 : 2049),
                      (uint32_t)mlfab__rng_below(&prng, round % 10 ? 9 : 4000)};
-    mlfab__pull back = {0, 0, 0, 0, 0, 0};
-    uint32_t bytes;
+    mlfab__pull back = {0};
     random_segments(&prng, m.segments);
     for (uint32_t i = 0; i < m.sinces; i++) versions[i] = mlfab__rng_next(&prng);
-    bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
+    uint32_t bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
     assert_int_equal(bytes, 32 + 16 * m.segments + 8 * m.sinces);
     if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
     assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions), 0);
     assert_memory_equal(&m, &back, offsetof(mlfab__pull, sinces) + sizeof m.sinces);
     assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
     assert_memory_equal(versions, got_versions, m.sinces * sizeof versions[0]);
-    for (uint32_t cut = 0; cut < bytes && bytes < 400; cut++) {
+    for (uint32_t cut = 0; cut < bytes && bytes < 400; cut++)
       assert_int_equal(mlfab__decode_pull(meta_a, cut, &back, got_segments, got_versions),
                        MLFAB_ERR_FRAME);
-    }
     if (m.segments < 2) continue;
     segments[1].offset = segments[0].offset;
     bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
@@ -603,8 +588,7 @@ static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX + 1],
     got_members[MLFAB__GROUP_MEMBERS_MAX];
 
 static mlfab__group random_group(mlfab__rng *prng, uint32_t n, uint32_t segment_count) {
-  mlfab__group m;
-  memset(&m, 0, sizeof m);
+  mlfab__group m = {0};
   random_bytes(prng, &m, sizeof m);
   random_bytes(prng, members, n * sizeof *members);
   for (uint32_t i = 0; i < n; i++) members[i].weight = mlfab__rng_unit(prng) - 0.5;
@@ -615,18 +599,15 @@ static mlfab__group random_group(mlfab__rng *prng, uint32_t n, uint32_t segment_
 }
 
 static int decode_group_exact(uint32_t bytes, mlfab__group *m) {
-  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(copy);
-  memcpy(copy, meta_a, bytes);
+  uint8_t *copy = exact(meta_a, bytes);
   int status = mlfab__decode_group(copy, bytes, m, got_members, got_segments);
   free(copy);
   return status;
 }
 
 TEST(test_groups) {
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(20);
   mlfab__group back;
-  mlfab__rng_seed(&prng, 20);
   for (int round = 0; round < 100; round++) {
     uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, 8), segment_count = (uint32_t)round % 5;
     if (round % 10 == 0) n = MLFAB__GROUP_MEMBERS_MAX, segment_count = MLFAB__SEGMENTS_MAX;
@@ -660,18 +641,12 @@ static void refuse_group(const mlfab__group *m) {
 }
 
 TEST(test_groups_refused) {
-  static const double bad_weights[] = {(double)NAN, -(double)NAN, (double)INFINITY,
-                                       -(double)INFINITY};
   static const uint32_t counts[] = {4u, 512u, 513u, 0x0aaaaaabu, 0x10000000u, 0x80000000u, ~0u};
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 22);
+  mlfab__rng prng = seeded(22);
   mlfab__group m = random_group(&prng, 0, 2), back;
   refuse_group(&m); /* without members */
   m = random_group(&prng, 3, 3);
-  for (size_t i = 0; i < MLFAB__COUNT(bad_weights); i++) {
-    members[2].weight = bad_weights[i];
-    refuse_group(&m);
-  }
+  for (int i = 0; i < 4; i++) members[2].weight = not_finite[i], refuse_group(&m);
   members[2].weight = 1e300;
   m.bytes++;
   refuse_group(&m); /* not the sum of its segments */
@@ -679,7 +654,7 @@ TEST(test_groups_refused) {
   uint32_t bytes = mlfab__encode_group(meta_a, &m, members, segments);
   assert_int_equal(decode_group_exact(bytes, &back), 0);
   for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
-    for (int b = 0; b < 4; b++) meta_a[32 + b] = (uint8_t)(counts[i] >> (8 * b));
+    put_u32(meta_a + 32, counts[i]);
     assert_int_equal(decode_group_exact(bytes, &back), MLFAB_ERR_FRAME);
   }
   segments[2].offset = segments[1].offset + segments[1].bytes;
@@ -689,26 +664,23 @@ TEST(test_groups_refused) {
 /* --- lists in bulks --- */
 
 TEST(test_bulk_lists) {
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(8);
   mlfab__member_info m, back;
   mlfab__tensor_info tensor = {0x01020304u, 3, 0x05060708090a0b0cu}, tensor_back;
   static const uint8_t tensor_wire[16] = {4, 3, 2, 1, 3, 0, 0, 0, 12, 11, 10, 9, 8, 7, 6, 5};
   uint8_t at[MLFAB__TENSOR_INFO_BYTES];
-  mlfab__rng_seed(&prng, 8);
   for (int round = 0; round < 300; round++) {
-    uint32_t bytes;
     random_bytes(&prng, &m, sizeof m);
     random_text(&prng, m.addresses, sizeof m.addresses);
-    bytes = 30 + (uint32_t)strlen(m.addresses);
+    uint32_t bytes = 30 + (uint32_t)strlen(m.addresses);
     assert_int_equal(mlfab__encode_member_info(meta_a, bytes - 1, &m), 0);
     assert_int_equal(mlfab__encode_member_info(meta_a, bytes, &m), bytes);
     if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
     assert_int_equal(mlfab__decode_member_info(meta_a, bytes + 100, &back), bytes);
     assert_memory_equal(&m, &back, 20);
     assert_true(m.nonce == back.nonce && !strcmp(m.addresses, back.addresses));
-    for (uint32_t cut = 0; cut < bytes; cut++) {
+    for (uint32_t cut = 0; cut < bytes; cut++)
       assert_int_equal(mlfab__decode_member_info(meta_a, cut, &back), 0);
-    }
   }
   mlfab__encode_tensor_info(at, &tensor);
   assert_memory_equal(at, tensor_wire, sizeof at);
@@ -764,22 +736,20 @@ TEST(test_golden_frame) {
       0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0x58,
       0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51, 2,    0,    0,    0};
   mlfab__heartbeat m = {0x5152535455565758u, MLFAB__BEAT_ANSWER};
-  mlfab__header h = {0}, back;
   uint8_t head[76], expected[76];
-  uint32_t crc, head_bytes, bulk_bytes;
-  h.type = MLFAB__HEARTBEAT;
-  h.meta_bytes = mlfab__encode_heartbeat(head + 64, &m);
-  h.job = 0x1112131415161718u;
-  h.epoch = 0x21222324u;
-  h.sender = 0x31323334u;
-  h.incarnation = 0x41424344u;
+  uint32_t head_bytes, bulk_bytes;
+  mlfab__header h = {.type = MLFAB__HEARTBEAT,
+                     .meta_bytes = mlfab__encode_heartbeat(head + 64, &m),
+                     .job = 0x1112131415161718u,
+                     .epoch = 0x21222324u,
+                     .sender = 0x31323334u,
+                     .incarnation = 0x41424344u},
+                back;
   mlfab__wire_seal(head, &h, NULL);
 
   memcpy(expected, golden, sizeof golden);
-  crc = mlfab__crc32c_with(0, 0, golden + 64, 12);
-  for (int b = 0; b < 4; b++) expected[12 + b] = (uint8_t)(crc >> (8 * b));
-  crc = mlfab__crc32c_with(0, 0, expected, 64);
-  for (int b = 0; b < 4; b++) expected[8 + b] = (uint8_t)(crc >> (8 * b));
+  put_u32(expected + 12, mlfab__crc32c_with(0, 0, golden + 64, 12));
+  put_u32(expected + 8, mlfab__crc32c_with(0, 0, expected, 64));
   assert_memory_equal(head, expected, sizeof head);
 
   assert_int_equal(mlfab_frame_check(head, &head_bytes, &bulk_bytes), 0);
@@ -798,9 +768,8 @@ TEST(test_tags) {
   static const uint8_t tag[MLFAB__TAG_BYTES] = {0x18, 1, 2,  3,  4,  5,  6,  7,
                                                 8,    9, 10, 11, 12, 13, 14, 0x21};
   static const uint8_t none[MLFAB__TAG_BYTES] = {0};
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(12);
   frame f;
-  mlfab__rng_seed(&prng, 12);
   random_frame(&prng, &f, 0);
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
     uint8_t sealed[MLFAB_HEADER_BYTES], bare[MLFAB_HEADER_BYTES];
@@ -835,9 +804,8 @@ TEST(test_tags) {
 }
 
 TEST(test_every_bit) {
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(9);
   frame f;
-  mlfab__rng_seed(&prng, 9);
   for (int round = 0; round < 60; round++) {
     random_frame(&prng, &f, round % 2);
     assert_int_equal(receive(&f), 0);
@@ -856,13 +824,10 @@ TEST(test_every_bit) {
 }
 
 TEST(test_coverage_of_bulk) {
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(10);
   frame f;
-  uint32_t head_bytes;
-  uint8_t *short_head;
-  mlfab__rng_seed(&prng, 10);
   random_frame(&prng, &f, 1);
-  head_bytes = 64 + f.header.meta_bytes;
+  uint32_t head_bytes = 64 + f.header.meta_bytes;
   /* Without the flag the bulk is not checked. */
   f.header.flags = 0;
   mlfab__wire_seal(f.head, &f.header, f.bulk);
@@ -878,34 +843,30 @@ TEST(test_coverage_of_bulk) {
   assert_int_equal(mlfab_frame_verify(f.head, head_bytes + 1, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
   assert_int_equal(mlfab_frame_verify(f.head, 63, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
   assert_int_equal(mlfab_frame_verify(f.head, 0, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
-  short_head = malloc(10); /* a head shorter than a header is not read as one */
-  assert_non_null(short_head);
-  memset(short_head, 0, 10);
-  assert_int_equal(mlfab_frame_verify(short_head, 10, NULL, 0), MLFAB_ERR_CRC);
-  free(short_head);
+  uint8_t *head =
+      exact((const uint8_t[10]){0}, 10); /* shorter than a header: it is not read as one */
+  assert_int_equal(mlfab_frame_verify(head, 10, NULL, 0), MLFAB_ERR_CRC);
+  free(head);
   assert_int_equal(mlfab_frame_verify(NULL, 64, NULL, 0), MLFAB_ERR_ARGUMENT);
 }
 
 /* Writes a number into the header and updates its checksum, as a faulty sender would, not a noisy line. */
 static int check_with(const frame *f, size_t at, size_t bytes, uint64_t value) {
   uint8_t head[64];
-  uint32_t crc, head_bytes = 7, bulk_bytes = 7;
-  int status;
+  uint32_t head_bytes = 7, bulk_bytes = 7;
   memcpy(head, f->head, sizeof head);
   for (size_t b = 0; b < bytes; b++) head[at + b] = (uint8_t)(value >> (8 * b));
   memset(head + 8, 0, 4);
-  crc = mlfab__crc32c(0, head, sizeof head);
-  for (int b = 0; b < 4; b++) head[8 + b] = (uint8_t)(crc >> (8 * b));
-  status = mlfab_frame_check(head, &head_bytes, &bulk_bytes);
+  put_u32(head + 8, mlfab__crc32c(0, head, sizeof head));
+  int status = mlfab_frame_check(head, &head_bytes, &bulk_bytes);
   if (status != 0) assert_true(head_bytes == 7 && bulk_bytes == 7); /* set on success only */
   return status;
 }
 
 TEST(test_wrong_headers) {
-  mlfab__rng prng;
+  mlfab__rng prng = seeded(11);
   frame f;
   uint32_t x;
-  mlfab__rng_seed(&prng, 11);
   random_frame(&prng, &f, 1);
   assert_int_equal(check_with(&f, 0, 4, MLFAB__MAGIC), 0);
   assert_int_equal(check_with(&f, 0, 4, MLFAB__MAGIC + 1), MLFAB_ERR_FRAME);
@@ -926,9 +887,8 @@ TEST(test_wrong_headers) {
     assert_int_equal(check_with(&f, 5, 1, type), known ? 0 : MLFAB_ERR_FRAME);
   }
   random_frame(&prng, &f, 1);
-  for (unsigned flags = 4; flags < 65536; flags += 1 + flags % 7) {
+  for (unsigned flags = 4; flags < 65536; flags += 1 + flags % 7)
     assert_int_equal(check_with(&f, 6, 2, flags), MLFAB_ERR_FRAME);
-  }
   for (size_t at = 44; at < 64; at++) assert_int_equal(check_with(&f, at, 1, 1), MLFAB_ERR_FRAME);
   assert_int_equal(check_with(&f, 16, 4, MLFAB_META_MAX), 0);
   assert_int_equal(check_with(&f, 16, 4, MLFAB_META_MAX + 1), MLFAB_ERR_LIMIT);
@@ -962,15 +922,13 @@ static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *at, size_t bytes) {
 
 TEST(test_crc_known) {
   uint8_t buffer[32];
+  static const uint32_t known[4] = {0x8a9136aau, 0x62a8ab43u, 0x46dd794eu, 0x113fdb5cu};
   for (int level = 0; level <= mlfab__crc32c_level(); level++) {
-    memset(buffer, 0, 32);
-    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x8a9136aau);
-    memset(buffer, 0xff, 32);
-    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x62a8ab43u);
-    for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)i;
-    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x46dd794eu);
-    for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)(31 - i);
-    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x113fdb5cu);
+    for (int k = 0; k < 4; k++) { /* zeros, ones, up, down */
+      for (int i = 0; i < 32; i++)
+        buffer[i] = (uint8_t)(k == 0 ? 0 : k == 1 ? 255 : k == 2 ? i : 31 - i);
+      assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), known[k]);
+    }
     assert_int_equal(mlfab__crc32c_with(level, 0, "123456789", 9), 0xe3069283u);
     assert_int_equal(mlfab__crc32c_with(level, 0, NULL, 0), 0);
     assert_int_equal(mlfab__crc32c_with(level, 0x12345678u, buffer, 0), 0x12345678u);
@@ -979,8 +937,7 @@ TEST(test_crc_known) {
 
 TEST(test_crc_agrees) {
   static uint8_t buffer[65536];
-  mlfab__rng prng;
-  mlfab__rng_seed(&prng, 12);
+  mlfab__rng prng = seeded(12);
   random_bytes(&prng, buffer, sizeof buffer);
   for (size_t bytes = 0; bytes <= 5000; bytes++) {
     const uint8_t *at = buffer + mlfab__rng_below(&prng, 64);
