@@ -57,6 +57,7 @@ typedef struct scene {
   tensor t[TENSORS];
   uint64_t *version, *commit, *touched; /* by slice */
   uint64_t *pulled[WORKERS];            /* versions that a worker has, by slice */
+  char what[64];                        /* the test, its seed and its rule */
 } scene;
 
 static uint64_t below(scene *s, uint64_t bound) { return mlfab__rng_below(&s->prng, bound); }
@@ -243,13 +244,35 @@ static void scene_start(scene *s) {
   }
 }
 
+static uint64_t *slices_make(const scene *s) {
+  return (uint64_t *)calloc(s->layout.nslices, sizeof(uint64_t));
+}
+
+/* Tensors of this type (0: of any), and what is known of each slice. */
+static void scene_layout(scene *s, int dtype) {
+  scene_tensors(s, dtype);
+  s->version = slices_make(s);
+  s->commit = slices_make(s);
+  s->touched = slices_make(s);
+  for (uint32_t k = 0; k < s->w.workers; k++) s->pulled[k] = slices_make(s);
+}
+
+static void scene_forget(scene *s) {
+  for (uint32_t i = 0; i < s->ntensors; i++) free(s->t[i].w);
+  for (uint32_t k = 0; k < s->w.workers; k++) free(s->pulled[k]);
+  free(s->version), free(s->commit), free(s->touched);
+  mlfab__layout_free(&s->env, &s->layout);
+}
+
 /* Server callbacks of the next scene. */
 static mlfab_update_fn hooks_update;
 static void *hooks_user;
 
 /* A world with random dimensions. kinds: 1 with int64, 2 of one element type. */
-static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, int kinds) {
+static void scene_open(scene *s, const char *name, uint64_t seed, uint32_t rule, uint32_t sync,
+                       int kinds) {
   memset(s, 0, sizeof *s);
+  snprintf(s->what, sizeof s->what, "%s seed %u rule %u", name, (unsigned)seed, (unsigned)rule);
   mlfab__rng_seed(&s->prng, seed);
   uint32_t workers = 1 + (uint32_t)below(s, WORKERS), dedicated = (uint32_t)below(s, 2);
   uint32_t servers = 1 + (uint32_t)below(s, 3);
@@ -273,23 +296,13 @@ static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, in
   if (rule == MLFAB_OPTIMIZER_MOMENTUM && below(s, 2)) s->options.gamma = 0.5;
   s->has_i64 = kinds & 1;
   s->ntensors = (uint32_t)(1 + below(s, TENSORS));
-  scene_tensors(s, kinds & 2 ? (int)(1 + below(s, s->has_i64 ? 3 : 2)) : 0);
-  s->version = (uint64_t *)calloc(s->layout.nslices, sizeof *s->version);
-  s->commit = (uint64_t *)calloc(s->layout.nslices, sizeof *s->commit);
-  s->touched = (uint64_t *)calloc(s->layout.nslices, sizeof *s->touched);
-  for (uint32_t k = 0; k < workers; k++)
-    s->pulled[k] = (uint64_t *)calloc(s->layout.nslices, sizeof *s->pulled[k]);
+  scene_layout(s, kinds & 2 ? (int)(1 + below(s, s->has_i64 ? 3 : 2)) : 0);
   world_open(&s->w, seed);
 }
 
 static void scene_close(scene *s) {
-  for (uint32_t i = 0; i < s->ntensors; i++) free(s->t[i].w);
-  for (uint32_t k = 0; k < s->w.workers; k++) free(s->pulled[k]);
-  free(s->version);
-  free(s->commit);
-  free(s->touched);
+  scene_forget(s);
   world_close(&s->w);
-  mlfab__layout_free(&s->env, &s->layout);
   assert_int_equal(s->env.bytes, 0);
 }
 
@@ -333,7 +346,7 @@ static mlfab_push_options pushing(const update *u) {
   return o;
 }
 
-static void same(const scene *s, const tensor *t, const uint8_t *got, const char *what) {
+static void same(const scene *s, const tensor *t, const uint8_t *got) {
   if ((s->exact || t->dtype == MLFAB_I64) && !memcmp(got, t->w, t->bytes)) return;
   for (uint64_t i = 0; i < t->count; i++) {
     double a = get(t->dtype, got, i), b = get(t->dtype, t->w, i);
@@ -342,57 +355,62 @@ static void same(const scene *s, const tensor *t, const uint8_t *got, const char
     /* zeros of different sign, or int64 beyond 2^53, which fails below */
     if (a - b == 0.0) continue;
     fail_msg("%s: tensor %u (%u tensors, %u workers, %u servers%s) element %u: %.17g, not %.17g",
-             what, (unsigned)t->id, (unsigned)s->ntensors, (unsigned)s->w.workers,
+             s->what, (unsigned)t->id, (unsigned)s->ntensors, (unsigned)s->w.workers,
              (unsigned)s->w.servers, s->w.dedicated ? " dedicated" : "", (unsigned)i, a, b);
   }
-  if (t->dtype == MLFAB_I64) fail_msg("%s: int64 tensor %u differs", what, (unsigned)t->id);
+  if (t->dtype == MLFAB_I64) fail_msg("%s: int64 tensor %u differs", s->what, (unsigned)t->id);
 }
 
 /* Worker k pulls everything in a random way; it must equal the literal model. */
-static void pull_and_compare(scene *s, uint32_t k, const char *what) {
+static void pull_and_compare(scene *s, uint32_t k) {
   uint64_t newest = 0;
   update u;
   mlfab_result result;
   update_make(s, &u, 1);
   OK(s->w.node[k], mlfab_pull(s->w.node[k], u.bufs, update_nbufs(&u), NULL, &result));
-  for (uint32_t i = 0; i < u.n; i++) same(s, &s->t[u.which[i]], u.data[i], what);
+  for (uint32_t i = 0; i < u.n; i++) same(s, &s->t[u.which[i]], u.data[i]);
   for (uint32_t i = 0; i < s->layout.nslices; i++) {
     s->pulled[k][i] = s->version[i];
     if (s->version[i] > newest) newest = s->version[i];
   }
   if (result.version != newest)
-    fail_msg("%s: pulled version %u, not %u", what, (unsigned)result.version, (unsigned)newest);
+    fail_msg("%s: pulled version %u, not %u", s->what, (unsigned)result.version, (unsigned)newest);
   update_free(&u);
+}
+
+static void compare_all(scene *s) {
+  for (uint32_t k = 0; k < s->w.workers; k++) pull_and_compare(s, k);
+}
+
+static void scene_push(scene *s, uint32_t k, const update *u, const mlfab_push_options *o,
+                       mlfab_result *got) {
+  OK(s->w.node[k], mlfab_push(s->w.node[k], u->bufs, update_nbufs(u), o, got));
 }
 
 /* --- asynchronous --- */
 
 static void async_one(uint64_t seed, uint32_t rule, int kinds) {
   scene s;
-  char what[64];
-  snprintf(what, sizeof what, "async seed %u rule %u", (unsigned)seed, (unsigned)rule);
-  scene_open(&s, seed, rule, MLFAB_SYNC_ASYNC, kinds);
+  scene_open(&s, "async", seed, rule, MLFAB_SYNC_ASYNC, kinds);
   scene_start(&s);
   s.exact = rule_is_linear(rule);
   for (int turn = 0; turn < 12; turn++) {
     update u;
     mlfab_result got, want;
     uint32_t k = (uint32_t)below(&s, s.w.workers);
-    if (below(&s, 3) == 0) pull_and_compare(&s, k, what);
+    if (below(&s, 3) == 0) pull_and_compare(&s, k);
     update_make(&s, &u, below(&s, 2) == 0);
     mlfab_push_options o = pushing(&u);
-    uint64_t *base = s.pulled[k];
-    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
-    literal_push(&s, &u, base, &want);
+    scene_push(&s, k, &u, &o, &got);
+    literal_push(&s, &u, s.pulled[k], &want);
     if (got.delay != want.delay || got.version != want.version || got.applied != want.applied ||
-        got.refused != 0) {
-      fail_msg("%s: delay %u version %u applied %u, not %u %u %u", what, (unsigned)got.delay,
+        got.refused != 0)
+      fail_msg("%s: delay %u version %u applied %u, not %u %u %u", s.what, (unsigned)got.delay,
                (unsigned)got.version, got.applied, (unsigned)want.delay, (unsigned)want.version,
                want.applied);
-    }
     update_free(&u);
   }
-  for (uint32_t k = 0; k < s.w.workers; k++) pull_and_compare(&s, k, what);
+  compare_all(&s);
   scene_close(&s);
 }
 
@@ -445,16 +463,15 @@ static void literal_round(scene *s, const part *parts, int linear) {
   }
   for (uint32_t k = 0; k < s->ntensors; k++) {
     const tensor *t = &s->t[k];
-    if (s->options.mean && !linear) {
-      for (uint64_t i = 0; i < t->count; i++) {
-        if (t->dtype == MLFAB_F32) ((float *)(void *)t->sum)[i] *= (float)(1.0 / contributors);
-        if (t->dtype == MLFAB_F64) ((double *)(void *)t->sum)[i] *= 1.0 / contributors;
-      }
+    const double share = 1.0 / contributors;
+    for (uint64_t i = 0; i < t->count && s->options.mean && !linear; i++) {
+      if (t->dtype == MLFAB_F32) ((float *)(void *)t->sum)[i] *= (float)share;
+      if (t->dtype == MLFAB_F64) ((double *)(void *)t->sum)[i] *= share;
     }
     for (uint64_t i = 0; i < t->count; i++) {
       uint32_t slice = slice_of(s, t, i);
       step p = {scale, (double)s->commit[slice] + 1.0, 0};
-      if (s->options.mean && linear) p.scale = 1.0 / contributors;
+      if (s->options.mean && linear) p.scale = share;
       if (s->touched[slice]) literal(s, &p, t, i, t->sum);
     }
   }
@@ -479,10 +496,11 @@ static void part_push(scene *s, uint32_t k, part *p, double scale) {
 
 static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, int mean) {
   scene s;
-  char what[64];
-  snprintf(what, sizeof what, "bsp seed %u rule %u%s%s", (unsigned)seed, (unsigned)rule,
-           deterministic ? " deterministic" : "", mean ? " mean" : "");
-  scene_open(&s, seed, rule, MLFAB_SYNC_BSP, kinds);
+  scene_open(&s,
+             deterministic ? mean ? "bsp deterministic mean" : "bsp deterministic"
+             : mean        ? "bsp mean"
+                           : "bsp",
+             seed, rule, MLFAB_SYNC_BSP, kinds);
   int linear = rule_is_linear(rule) && !(s.options.weight_decay > 0.0);
   s.options.deterministic = deterministic ? 1 : 0;
   s.options.mean = mean ? 1 : 0;
@@ -503,10 +521,9 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
       }
     }
     literal_round(&s, parts, linear);
-    for (uint32_t k = 0; k < s.w.workers; k++) {
-      pull_and_compare(&s, k, what);
+    compare_all(&s);
+    for (uint32_t k = 0; k < s.w.workers; k++)
       for (uint32_t j = 0; j < parts[k].n; j++) update_free(&parts[k].u[j]);
-    }
   }
   scene_close(&s);
 }
@@ -527,16 +544,14 @@ TEST(test_rounds) { seeds_run("model", cases(16, 24), rounds); }
  * slices, also for those with smaller versions. An older version adds to the delay. */
 static void versions(uint64_t seed) {
   scene s;
-  char what[32];
-  snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
-  scene_open(&s, 90000 + seed, MLFAB_OPTIMIZER_ADADELAY, MLFAB_SYNC_ASYNC, 0);
+  scene_open(&s, "versions", 90000 + seed, MLFAB_OPTIMIZER_ADADELAY, MLFAB_SYNC_ASYNC, 0);
   scene_start(&s);
   s.exact = 1;
   for (int turn = 0; turn < 10; turn++) {
     update u;
     mlfab_result got, want, seen;
     uint32_t k = (uint32_t)below(&s, s.w.workers);
-    uint64_t *base = (uint64_t *)calloc(s.layout.nslices, sizeof *base);
+    uint64_t *base = slices_make(&s);
     update_make(&s, &u, 1);
     OK(s.w.node[k], mlfab_pull(s.w.node[k], u.bufs, update_nbufs(&u), NULL, &seen));
     update_free(&u);
@@ -546,14 +561,14 @@ static void versions(uint64_t seed) {
     update_make(&s, &u, 0);
     mlfab_push_options o = pushing(&u);
     o.version = told + 1;
-    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+    scene_push(&s, k, &u, &o, &got);
     literal_push(&s, &u, base, &want);
     assert_int_equal(got.delay, want.delay);
     assert_int_equal(got.version, want.version);
     update_free(&u);
     free(base);
   }
-  pull_and_compare(&s, 0, what);
+  pull_and_compare(&s, 0);
   scene_close(&s);
 }
 
@@ -561,9 +576,7 @@ TEST(test_versions) { seeds_run("model", cases(30, 30), versions); }
 
 static void clipping(uint64_t seed) {
   scene s;
-  char what[32];
-  snprintf(what, sizeof what, "clip seed %u", (unsigned)seed);
-  scene_open(&s, 80000 + seed, (uint32_t)(seed % 2), MLFAB_SYNC_ASYNC, 0);
+  scene_open(&s, "clip", 80000 + seed, (uint32_t)(seed % 2), MLFAB_SYNC_ASYNC, 0);
   scene_start(&s);
   for (int turn = 0; turn < 5; turn++) {
     update u;
@@ -577,12 +590,12 @@ static void clipping(uint64_t seed) {
     }
     mlfab_push_options o = pushing(&u);
     o.clip_norm = sqrt(sum) * (turn % 2 ? 0.3 : 1.7);
-    OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, &got));
+    scene_push(&s, 0, &u, &o, &got);
     if (turn % 2) u.scale *= 0.3;
     literal_push(&s, &u, s.pulled[0], &want);
     update_free(&u);
   }
-  pull_and_compare(&s, 0, what);
+  pull_and_compare(&s, 0);
   scene_close(&s);
 }
 
@@ -597,25 +610,14 @@ static void together(uint64_t seed, int dtype) {
   scene s;
   mlfab_request request[WORKERS][PUSHES];
   uint64_t total = 0;
-  scene_open(&s, seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, 1);
+  scene_open(&s, "together", seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, 1);
   /* All of one type, and all updates are ones. */
-  for (uint32_t i = 0; i < s.ntensors; i++) free(s.t[i].w);
-  mlfab__layout_free(&s.env, &s.layout);
+  scene_forget(&s);
   if (seed % 3 == 0) s.ntensors = 1;
-  scene_tensors(&s, dtype);
-  for (uint32_t k = 0; k < s.w.workers; k++) {
-    free(s.pulled[k]);
-    s.pulled[k] = (uint64_t *)calloc(s.layout.nslices, sizeof *s.pulled[k]);
-  }
-  free(s.version), free(s.commit), free(s.touched);
-  s.version = (uint64_t *)calloc(s.layout.nslices, sizeof *s.version);
-  s.commit = (uint64_t *)calloc(s.layout.nslices, sizeof *s.commit);
-  s.touched = (uint64_t *)calloc(s.layout.nslices, sizeof *s.touched);
-  for (uint32_t i = 0; i < s.ntensors; i++) {
-    OK(s.w.node[0], mlfab_tensor_add(s.w.node[0], s.t[i].id, dtype, s.t[i].count));
-    for (uint32_t k = 1; k < s.w.workers; k++)
+  scene_layout(&s, dtype);
+  for (uint32_t i = 0; i < s.ntensors; i++)
+    for (uint32_t k = 0; k < s.w.workers; k++)
       OK(s.w.node[k], mlfab_tensor_add(s.w.node[k], s.t[i].id, dtype, s.t[i].count));
-  }
   for (uint32_t k = 0; k < s.w.workers; k++)
     OK(s.w.node[k], mlfab_model_start(s.w.node[k], &s.options, NULL, 0));
   uint64_t count = s.layout.bytes / mlfab__dtype_bytes(dtype);
@@ -638,15 +640,14 @@ static void together(uint64_t seed, int dtype) {
       uint64_t first = s.layout.slices[slice].offset / mlfab__dtype_bytes(dtype);
       if (get(dtype, got, i) < get(dtype, got, first) ||
           get(dtype, got, i) > get(dtype, got, first))
-        fail_msg("together seed %u: slice %u is of two versions", (unsigned)seed, slice);
+        fail_msg("%s: slice %u is of two versions", s.what, slice);
       newest = fmax(newest, get(dtype, got, i));
     }
     assert_int_equal(result.version, (uint64_t)newest);
   }
-  for (int p = 0; p < PUSHES; p++) {
+  for (int p = 0; p < PUSHES; p++)
     for (uint32_t k = 0; k < s.w.workers; k++)
       OK(s.w.node[k], mlfab_wait(s.w.node[k], request[k][p], 0, NULL));
-  }
   OK(s.w.node[0], mlfab_pull(s.w.node[0], &g, 1, NULL, NULL));
   for (uint64_t i = 0; i < count; i++) assert_true(get(dtype, got, i) == (double)total);
   free(ones);
@@ -662,10 +663,9 @@ TEST(test_together) { seeds_run("model", cases(30, 30), pushes_together); }
 
 typedef struct witness {
   scene *s;
-  uint32_t calls, worker;
-  uint64_t delay, seq, bytes;
-  double scale;
-  uint32_t members;
+  uint32_t calls;
+  uint64_t delay; /* the longest */
+  mlfab_update_info last;
 } witness;
 
 /* Applies the sum, and counts every element in the literal tensor's `sum`. */
@@ -673,11 +673,8 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
                           uint64_t first, uint64_t count, void *w, const void *sum) {
   witness *v = (witness *)user;
   v->calls++;
-  v->worker = info->worker;
+  v->last = *info;
   v->delay = info->delay > v->delay ? info->delay : v->delay;
-  v->seq = info->seq;
-  v->members = info->members;
-  v->scale = info->scale;
   for (uint32_t k = 0; k < v->s->ntensors; k++) {
     tensor *t = &v->s->t[k];
     if (t->id != id) continue;
@@ -691,14 +688,10 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
 
 static void callback(uint64_t seed) {
   scene s;
-  witness v;
-  char what[32];
-  memset(&v, 0, sizeof v);
-  v.s = &s;
-  snprintf(what, sizeof what, "callback seed %u", (unsigned)seed);
+  witness v = {.s = &s};
   hooks_update = witness_update;
   hooks_user = &v;
-  scene_open(&s, 30000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+  scene_open(&s, "callback", 30000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
   hooks_update = NULL;
   scene_start(&s);
   s.exact = 1;
@@ -709,14 +702,14 @@ static void callback(uint64_t seed) {
     update_make(&s, &u, 0);
     mlfab_push_options o = pushing(&u);
     for (uint32_t i = 0; i < s.ntensors; i++) memset(s.t[i].sum, 0, s.t[i].bytes);
-    v.delay = v.members = 0;
-    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+    v.delay = v.last.members = 0;
+    scene_push(&s, k, &u, &o, &got);
     literal_push(&s, &u, s.pulled[k], &want);
-    assert_int_equal(v.worker, k);
-    assert_int_equal(v.seq, got.seq);
-    assert_int_equal(v.members, 1);
+    assert_int_equal(v.last.worker, k);
+    assert_int_equal(v.last.seq, got.seq);
+    assert_int_equal(v.last.members, 1);
     assert_int_equal(v.delay, want.delay);
-    assert_true(v.scale == u.scale);
+    assert_true(v.last.scale == u.scale);
     for (uint32_t i = 0; i < s.ntensors; i++) {
       int pushed = 0;
       for (uint32_t j = 0; j < u.n; j++) pushed |= u.which[j] == i;
@@ -724,7 +717,7 @@ static void callback(uint64_t seed) {
     }
     update_free(&u);
   }
-  pull_and_compare(&s, 0, what);
+  pull_and_compare(&s, 0);
   scene_close(&s);
 }
 
@@ -738,7 +731,6 @@ static void saved_tensor(const scene *s, const tensor *t, const char *header, co
   static const char *const types[] = {"", "F32", "F64", "I64"};
   char name[32], type[8];
   unsigned long long shape, from, to;
-  (void)s;
   snprintf(name, sizeof name, "\"%u\":{", (unsigned)t->id);
   const char *at = strstr(header, name);
   assert_non_null(at);
@@ -750,7 +742,7 @@ static void saved_tensor(const scene *s, const tensor *t, const char *header, co
   assert_int_equal(shape, t->count);
   assert_int_equal(to - from, t->bytes);
   assert_true(to <= bytes);
-  same(s, t, data + from, "saved");
+  same(s, t, data + from);
 }
 
 static void save(uint64_t seed) {
@@ -758,12 +750,12 @@ static void save(uint64_t seed) {
   update u;
   mlfab_result want;
   char path[64];
-  scene_open(&s, 20000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+  scene_open(&s, "save", 20000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
   scene_start(&s);
   s.exact = 1;
   update_make(&s, &u, 1);
   mlfab_push_options o = pushing(&u);
-  OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, NULL));
+  scene_push(&s, 0, &u, &o, NULL);
   literal_push(&s, &u, s.pulled[0], &want);
   update_free(&u);
   snprintf(path, sizeof path, "/tmp/mlfab_test_model.%ld", (long)getpid());

@@ -196,6 +196,8 @@ static void event(void *self, uint32_t kind, int32_t rank, int is_server, uint32
   (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
+static mlfab__at on(uint32_t worker) { return (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}; }
+
 static void hello(uint32_t worker, uint32_t incarnation) {
   mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__hello_ack ack;
@@ -208,16 +210,15 @@ static void hello(uint32_t worker, uint32_t incarnation) {
 static void frame(uint32_t worker, uint8_t type, uint32_t bytes, const void *bulk,
                   uint32_t bulk_bytes) {
   mlfab__frame_in in = {type, bytes, bulk_bytes, f.meta, bulk};
-  mlfab__server_frame(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &in);
+  mlfab__server_frame(&f.server, on(worker), &in);
 }
 
 static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
   mlfab__port port = {&f, post, ready, drop, detach, event, NULL, NULL};
   mlfab__tensor_info info = {0, MLFAB_F32, bytes / 4};
   uint8_t infos[MLFAB__TENSOR_INFO_BYTES];
-  mlfab__define d;
+  mlfab__define d = {.tensors = 1};
   memset(&f, 0, sizeof f);
-  memset(&d, 0, sizeof d);
   f.bytes = bytes;
   f.model = calloc(1, bytes);
   f.update = calloc(1, bytes);
@@ -237,7 +238,6 @@ static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
   if (shares > 0) mlfab__views_share(&f.server, &table, NULL);
   for (uint32_t w = 0; w < W; w++) hello(w, 1);
   mlfab__encode_tensor_info(infos, &info);
-  d.tensors = 1;
   d.options.slices = slices;
   d.options.consistency.kind = MLFAB_SYNC_ASYNC;
   frame(0, MLFAB__DEFINE, mlfab__encode_define(f.meta, &d), infos, sizeof infos);
@@ -271,6 +271,11 @@ static void assert_no_block_is_lost(void) {
   assert_int_equal(store->free_count, store->nblocks - store->positions);
 }
 
+static void end_whole(void) {
+  assert_no_block_is_lost();
+  end();
+}
+
 static void settle(void) {
   for (int i = 0; i < 8; i++) mlfab__server_tick(&f.server, 1000);
 }
@@ -278,8 +283,12 @@ static void settle(void) {
 /* An update of these segments: element i grows by 1 + i % 7. */
 static void push(uint32_t worker, const mlfab__segment *segments, uint32_t n) {
   uint64_t version = UINT64_MAX; /* no delay */
-  mlfab__push p;
-  memset(&p, 0, sizeof p);
+  mlfab__push p = {.seq = f.seq[worker]++,
+                   .members = 1,
+                   .versions = 1,
+                   .segments = n,
+                   .generation = f.generation[worker],
+                   .scale = 1.0};
   for (uint32_t i = 0; i < n; i++) {
     for (uint64_t k = 0; k < segments[i].bytes / 4; k++) {
       uint64_t element = segments[i].offset / 4 + k;
@@ -288,13 +297,8 @@ static void push(uint32_t worker, const mlfab__segment *segments, uint32_t n) {
     }
     p.bytes += segments[i].bytes;
   }
-  p.seq = f.seq[worker]++;
-  p.members = p.versions = 1;
-  p.segments = n;
-  p.generation = f.generation[worker];
   p.eager = (uint32_t)p.bytes;
   p.progress = p.seq - 1;
-  p.scale = 1.0;
   uint64_t applied = f.stats.updates_applied;
   frame(worker, MLFAB__PUSH, mlfab__encode_push(f.meta, &p, segments, &version), f.update, p.eager);
   for (int i = 0; i < 8 && f.stats.updates_applied == applied; i++)
@@ -302,10 +306,7 @@ static void push(uint32_t worker, const mlfab__segment *segments, uint32_t n) {
   assert_int_equal(f.stats.updates_applied, applied + 1);
 }
 
-static void push_all(uint32_t worker) {
-  mlfab__segment all = {0, f.bytes};
-  push(worker, &all, 1);
-}
+static void push_all(uint32_t worker) { push(worker, &(mlfab__segment){0, f.bytes}, 1); }
 
 static void ask(uint32_t worker, uint64_t request, const mlfab__segment *segments, uint32_t n,
                 uint32_t flags) {
@@ -324,11 +325,9 @@ static void cancel(uint32_t worker, uint64_t request) {
 static int step(uint32_t worker) {
   memset(&f.out, 0, sizeof f.out);
   f.out.meta = f.meta;
-  if (!mlfab__server_next(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &f.out))
-    return 0;
-  mlfab__server_taken(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, &f.out);
-  if (f.out.token)
-    mlfab__server_sent(&f.server, (mlfab__at){MLFAB__LINK_WORKER, worker, 1000}, f.out.token);
+  if (!mlfab__server_next(&f.server, on(worker), &f.out)) return 0;
+  mlfab__server_taken(&f.server, on(worker), &f.out);
+  if (f.out.token) mlfab__server_sent(&f.server, on(worker), f.out.token);
   if (f.out.type != MLFAB__VIEW) return 1;
   assert_int_equal(mlfab__decode_view(f.out.meta, f.out.meta_bytes, &f.told, f.runs), 0);
   assert_int_equal(f.told.ask, 3);
@@ -342,6 +341,11 @@ static int step(uint32_t worker) {
     assert_true(shared_file(NULL, at, &row) == file && row >= f.runs[i].bytes);
   }
   return 1;
+}
+
+static void next_is(uint32_t worker, uint8_t type) {
+  assert_int_equal(step(worker), 1);
+  assert_int_equal(f.out.type, type);
 }
 
 /* A reader maps what the last frame tells. */
@@ -385,6 +389,11 @@ static void look_all(void) {
     if (f.readers[i].request) look(&f.readers[i]);
 }
 
+static void push_and_look(uint32_t worker) {
+  push_all(worker);
+  look_all();
+}
+
 static reader *place(uint32_t worker, uint64_t request) {
   reader *r = f.readers;
   while (r->request) assert_true(++r < f.readers + READERS);
@@ -420,9 +429,11 @@ static reader *view(uint32_t worker, const mlfab__segment *segments, uint32_t n)
   return r;
 }
 
-static reader *view_all(uint32_t worker) {
-  mlfab__segment all = {0, f.bytes};
-  return view(worker, &all, 1);
+static reader *view_all(uint32_t worker) { return view(worker, &(mlfab__segment){0, f.bytes}, 1); }
+
+static void no_view(uint32_t worker, int code) {
+  assert_null(view_all(worker));
+  assert_int_equal(f.fail.code, code);
 }
 
 static void release(reader *r) {
@@ -456,8 +467,7 @@ CASE(test_plain) {
     assert_int_equal(f.out.bulk_bytes, cases[i].bytes);
     assert_int_equal(f.out.token != 0, cases[i].lent);
     f.server.workers = W;
-    assert_no_block_is_lost();
-    end();
+    end_whole();
   }
 }
 
@@ -469,11 +479,9 @@ CASE(test_limit) {
     assert_non_null(views[i]);
     assert_int_equal(f.told.version, 2 * i);
     push_all(0);
-    push_all(2);
-    look_all();
+    push_and_look(2);
   }
-  assert_null(view_all(1));
-  assert_int_equal(f.fail.code, MLFAB_ERR_LIMIT);
+  no_view(1, MLFAB_ERR_LIMIT);
   assert_non_null(view_all(2)); /* each worker has as many */
   look_all();
   release(views[2]);
@@ -545,8 +553,7 @@ CASE(test_lost) {
   hello(1, 1);
   cancel(1, lost[0]->request); /* too late: no effect */
   release(other);
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 /* A new view has to be a copy until the pages of a lost one are renewed; one of the same number is another. */
@@ -560,19 +567,16 @@ CASE(test_lost_places) {
   lose(1);
   hello(1, 2); /* another process, with the same numbers */
   f.request = 0;
-  assert_null(view_all(1));
-  assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
+  no_view(1, MLFAB_ERR_UNSUPPORTED);
   assert_int_equal(f.server.lending->lost, MLFAB_VIEWS_MAX);
   settle();
   assert_int_equal(shared.renewed, MLFAB_VIEWS_MAX * BYTES);
   f.request = 0;
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
     assert_non_null(view_all(1));
-    push_all(0);
-    look_all();
+    push_and_look(0);
   }
-  assert_null(view_all(1));
-  assert_int_equal(f.fail.code, MLFAB_ERR_LIMIT);
+  no_view(1, MLFAB_ERR_LIMIT);
   cancel(1, MLFAB_VIEWS_MAX);
   lose(1);
   hello(1, 3);
@@ -587,8 +591,7 @@ CASE(test_lost_places) {
   look_all();
   assert_int_equal(f.server.lending->views, 1);
   cancel(1, 1);
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 CASE(test_same_number) {
@@ -613,8 +616,7 @@ CASE(test_same_number) {
   assert_int_equal(f.drops, 2);
   assert_int_equal(step(1), 0);
   cancel(1, f.request);
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 CASE(test_left) {
@@ -655,8 +657,7 @@ CASE(test_budget) {
     mlfab__server_tick(&f.server, 1000);
     assert_int_equal(shared.renewed, renewed[i]); /* whole blocks */
   }
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 /* Blocks of whole pages stay in one file, so that later views are no copies. */
@@ -669,13 +670,11 @@ CASE(test_partial_and_lost) {
   settle();
   for (uint32_t i = 0; i < 5; i++) {
     assert_non_null(view_all(2));
-    push_all(0);
-    look_all();
+    push_and_look(0);
     for (uint32_t r = 0; r < READERS; r++)
       if (f.readers[r].request && !f.readers[r].lost) release(&f.readers[r]);
   }
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 /* More runs than a frame has. */
@@ -689,8 +688,7 @@ CASE(test_many_runs) {
   reader *r = view_all(1);
   assert_non_null(r);
   assert_true(r->nruns > 2 * MLFAB__VIEW_RUNS_MAX && r->nruns < RUNS);
-  push_all(0);
-  look_all();
+  push_and_look(0);
   /* Without a stretch of 32 KiB no transport refers to it. */
   mlfab__segment last = {AT, MLFAB__VIEW_LEAST};
   assert_null(view(2, &last, 1));
@@ -699,8 +697,7 @@ CASE(test_many_runs) {
   assert_null(view(2, &last, 1));
   release(before);
   release(r);
-  assert_no_block_is_lost();
-  end();
+  end_whole();
 }
 
 CASE(test_refused) {
@@ -723,8 +720,7 @@ CASE(test_refused) {
   assert_no_block_is_lost();
   /* Nothing: an ordinary answer. */
   ask(1, 1, NULL, 0, MLFAB__PULL_VIEW);
-  assert_int_equal(step(1), 1);
-  assert_int_equal(f.out.type, MLFAB__MODEL);
+  next_is(1, MLFAB__MODEL);
   cancel(2, 99);
   assert_int_equal(f.drops, drops);
   end();
@@ -735,13 +731,11 @@ CASE(test_without) {
   mlfab__segment all = {0, BYTES};
   begin(BYTES, SLICES, BLOCK, -1);
   push_all(0);
-  assert_null(view_all(1));
-  assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
+  no_view(1, MLFAB_ERR_UNSUPPORTED);
   ask(1, 99, &all, 1, 0);
-  assert_int_equal(step(1), 1);
-  assert_int_equal(f.out.type, MLFAB__MODEL);
+  next_is(1, MLFAB__MODEL);
   assert_memory_equal(f.out.bulk, f.model, f.out.bulk_bytes);
-  mlfab__server_sent(&f.server, (mlfab__at){MLFAB__LINK_WORKER, 1, 1000}, f.out.token);
+  mlfab__server_sent(&f.server, on(1), f.out.token);
   lose(1);
   settle();
   assert_null(f.server.store.slab);
@@ -752,15 +746,12 @@ CASE(test_not_shared) {
   for (int how = 0; how < 2; how++) {
     shared.nothing = how;
     begin(BYTES, SLICES, BLOCK, how); /* without a table; without descriptors */
-    assert_null(view_all(1));
-    assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
+    no_view(1, MLFAB_ERR_UNSUPPORTED);
     mlfab__segment all = {0, BYTES};
     ask(1, f.request, &all, 1, 0); /* which the worker does then */
-    assert_int_equal(step(1), 1);
-    assert_int_equal(f.out.type, MLFAB__MODEL);
+    next_is(1, MLFAB__MODEL);
     cancel(1, f.request);
-    assert_no_block_is_lost();
-    end();
+    end_whole();
   }
 }
 
@@ -772,25 +763,20 @@ CASE(test_block_in_two_files) {
   reader *all = view_all(1), *some = view(2, &part, 1);
   assert_true(all && some);
   assert_int_equal(all->nruns, 3); /* files */
-  push_all(0);
-  look_all();
+  push_and_look(0);
   release(all);
   assert_non_null(view_all(1));
   push(0, &part, 1);
   look_all();
   lose(1);
   settle(); /* which renews whole blocks */
-  push_all(0);
-  look_all();
+  push_and_look(0);
   release(some);
-  assert_no_block_is_lost();
-  end();
+  end_whole();
   shared.pages_per_file = MLFAB__VIEW_LEAST / PAGE;
   begin(BYTES, SLICES, BLOCK, 1);
-  assert_null(view_all(1));
-  assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
-  assert_no_block_is_lost();
-  end();
+  no_view(1, MLFAB_ERR_UNSUPPORTED);
+  end_whole();
 }
 
 /* --- commits that are hidden --- */
@@ -890,21 +876,16 @@ CASE(test_retired) {
       if (i == 1) push_all(0);
       look_all();
       renew_store(i + 2);
-      for (int k = 0; k < 6; k++) {
-        push_all(0);
-        look_all();
-      }
+      for (int k = 0; k < 6; k++) push_and_look(0);
     }
     for (uint32_t i = 0; i < 3 && how < 2; i++) {
       release(views[how ? 2 - i : i]);
-      push_all(0);
-      look_all();
+      push_and_look(0);
     }
     if (how == 2) {
       lose(1);
       settle();
-      push_all(0);
-      look_all();
+      push_and_look(0);
       assert_int_equal(shared.renewed, 3 * BYTES);
     }
     if (how < 3) assert_no_block_is_lost();
@@ -1023,8 +1004,7 @@ CASE(test_random) {
     for (reader *r; (r = random_reader(&prng)) != NULL;) release(r);
     settle();
     settle();
-    push_all(0);
-    look_all();
+    push_and_look(0);
     assert_no_block_is_lost();
     assert_int_equal(f.drops, 0);
     end();
