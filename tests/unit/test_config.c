@@ -32,9 +32,11 @@ static void unset_all(void) {
   }
 }
 
-/* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`. */
-static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
-                const char *const *set) {
+static mlfab_config c, fresh; /* what is filled; initial values */
+static mlfab_error error;
+
+/* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`, or as NULL says: fresh. */
+static int fill(const mlfab_config *given, const char *const *set) {
   unset_all();
   for (; *set; set++) {
     char name[256];
@@ -44,72 +46,53 @@ static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
     name[n] = 0;
     setenv(name, *set + n + 1, 1);
   }
-  if (given) {
-    *c = *given;
-  } else {
-    mlfab_config_init(c);
-  }
-  memset(error, 0, sizeof *error);
-  return mlfab_config_from_env(c, error);
+  mlfab_config_init(&fresh);
+  c = given ? *given : fresh;
+  memset(&error, 0, sizeof error);
+  return mlfab_config_from_env(&c, &error);
 }
 
 #define ENV(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define FILL(...)                                         \
-  do {                                                    \
-    int code_ = fill(NULL, &c, &error, ENV(__VA_ARGS__)); \
-    if (code_) fail_msg("%s", error.text);                \
+static void fill_well(const char *const *set) {
+  if (fill(NULL, set)) fail_msg("%s", error.text);
+}
+#define FILL(...) fill_well(ENV(__VA_ARGS__))
+/* c has these values, and is fresh otherwise. */
+#define WANT(...)                             \
+  do {                                        \
+    mlfab_config want = fresh;                \
+    __VA_ARGS__;                              \
+    assert_memory_equal(&c, &want, sizeof c); \
   } while (0)
 
 TEST(test_nothing) {
-  mlfab_config c, fresh;
-  mlfab_error error;
-  mlfab_config_init(&fresh);
   FILL("MLFAB_UNKNOWN=5");
-  assert_memory_equal(&c, &fresh, sizeof c);
+  WANT();
   /* Empty values are as if they were not set. */
   FILL("MLFAB_RANK=", "MLFAB_WORKERS=", "MLFAB_ROLE=", "MASTER_ADDR=", "RANK=", "MLFAB_JOB=");
-  assert_memory_equal(&c, &fresh, sizeof c);
+  WANT();
 }
 
 TEST(test_each) {
-  mlfab_config c;
-  mlfab_error error;
   FILL("MLFAB_RANK=3", "MLFAB_WORKERS=7", "MLFAB_SERVERS=2", "MLFAB_COORDINATOR=tcp:127.0.0.1:9",
        "MLFAB_JOB=mine", "MLFAB_LISTEN=tcp:127.0.0.1:0", "MLFAB_SOCKET_IFNAME=^docker",
        "MLFAB_ALLOW_INSECURE=1", "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=hand",
        "MLFAB_TIMEOUT_MS=1500", "MLFAB_HEARTBEAT_MS=20", "MLFAB_PAYLOAD_CRC=0", "MLFAB_SEED=99",
        "MLFAB_KEY=00112233445566778899aabbccddeeff", "MLFAB_KEY_FILE=/run/key",
        "MLFAB_SILENT_DEATH_MS=7000");
-  assert_string_equal(c.key, "00112233445566778899aabbccddeeff");
-  assert_string_equal(c.key_file, "/run/key");
-  assert_int_equal(c.rank, 3);
-  assert_int_equal(c.workers, 7);
-  assert_int_equal(c.servers, 2);
-  assert_int_equal(c.dedicated, 0);
-  assert_int_equal(c.roles, 0);
-  assert_string_equal(c.coordinator, "tcp:127.0.0.1:9");
-  assert_string_equal(c.job, "mine");
-  assert_string_equal(c.listen, "tcp:127.0.0.1:0");
-  assert_string_equal(c.ifname, "^docker");
-  assert_int_equal(c.allow_insecure, 1);
-  assert_int_equal(c.transports, MLFAB_USE_TCP);
-  assert_int_equal(c.progress, MLFAB_PROGRESS_HAND);
-  assert_int_equal(c.timeout_ns, 1500000000u);
-  assert_int_equal(c.heartbeat_ns, 20000000);
-  assert_int_equal(c.silent_death_ns, 7000000000u);
-  assert_int_equal(c.no_payload_crc, 1);
-  assert_int_equal(c.seed, 99);
+  WANT(strcpy(want.key, "00112233445566778899aabbccddeeff"), strcpy(want.key_file, "/run/key"),
+       strcpy(want.coordinator, "tcp:127.0.0.1:9"), strcpy(want.job, "mine"),
+       strcpy(want.listen, "tcp:127.0.0.1:0"), strcpy(want.ifname, "^docker"), want.rank = 3,
+       want.workers = 7, want.servers = 2, want.allow_insecure = 1, want.transports = MLFAB_USE_TCP,
+       want.progress = MLFAB_PROGRESS_HAND, want.timeout_ns = 1500000000u,
+       want.heartbeat_ns = 20000000, want.silent_death_ns = 7000000000u, want.no_payload_crc = 1,
+       want.seed = 99);
   FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=server", "MLFAB_TRANSPORT=shm", "MLFAB_PROGRESS=thread",
        "MLFAB_PAYLOAD_CRC=1", "MLFAB_ALLOW_INSECURE=0");
-  assert_int_equal(c.dedicated, 1);
-  assert_int_equal(c.roles, MLFAB_ROLE_SERVER);
-  assert_int_equal(c.transports, MLFAB_USE_SHM);
-  assert_int_equal(c.progress, MLFAB_PROGRESS_THREAD);
-  assert_int_equal(c.no_payload_crc, 0);
-  assert_int_equal(c.allow_insecure, 0);
+  WANT(want.dedicated = 1, want.roles = MLFAB_ROLE_SERVER, want.transports = MLFAB_USE_SHM,
+       want.progress = MLFAB_PROGRESS_THREAD);
   FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=worker", "MLFAB_TRANSPORT=auto");
-  assert_int_equal(c.roles, MLFAB_ROLE_WORKER);
-  assert_int_equal(c.transports, 0);
+  WANT(want.dedicated = 1, want.roles = MLFAB_ROLE_WORKER);
   FILL("MLFAB_ROLE=scheduler", "MLFAB_SCHEDULER=own", "MLFAB_DELAY_BOUND=7",
        "MLFAB_PLAN_AHEAD_MS=150", "MLFAB_ACCUMULATORS=3");
   assert_int_equal(c.roles, MLFAB_ROLE_SCHEDULER);
@@ -126,22 +109,19 @@ TEST(test_each) {
   assert_int_equal(c.accumulators, UINT32_MAX);
   FILL("MLFAB_CHECKPOINT_DIR=/there", "MLFAB_CHECKPOINT_COMMITS=50", "MLFAB_CHECKPOINT_KEEP=3",
        "MLFAB_RESUME=/here");
-  assert_string_equal(c.checkpoint_dir, "/there");
-  assert_string_equal(c.resume, "/here");
-  assert_int_equal(c.checkpoint_commits, 50);
-  assert_int_equal(c.checkpoint_keep, 3);
+  WANT(strcpy(want.checkpoint_dir, "/there"), strcpy(want.resume, "/here"),
+       want.checkpoint_commits = 50, want.checkpoint_keep = 3);
   FILL("MLFAB_TRANSPORT=mpi");
-  assert_int_equal(c.transports, MLFAB_USE_MPI);
+  WANT(want.transports = MLFAB_USE_MPI);
   FILL("MLFAB_TRANSPORT=mpi+shm");
-  assert_int_equal(c.transports, MLFAB_USE_MPI | MLFAB_USE_SHM);
+  WANT(want.transports = MLFAB_USE_MPI | MLFAB_USE_SHM);
   FILL("MLFAB_SCHEDULER=none");
-  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_NONE);
+  WANT(want.scheduler = MLFAB_SCHEDULER_NONE);
 }
 
 /* What the caller set stays, whatever the environment says. */
 TEST(test_explicit_wins) {
-  mlfab_config c, given;
-  mlfab_error error;
+  mlfab_config given;
   mlfab_config_init(&given);
   given.rank = 1;
   given.workers = 2;
@@ -158,22 +138,18 @@ TEST(test_explicit_wins) {
   strcpy(given.listen, "shm:there");
   strcpy(given.ifname, "lo");
   assert_int_equal(
-      fill(&given, &c, &error,
-           ENV("MLFAB_RANK=9", "MLFAB_WORKERS=20", "MLFAB_SERVERS=4", "MLFAB_TRANSPORT=tcp",
-               "MLFAB_PROGRESS=thread", "MLFAB_TIMEOUT_MS=5", "MLFAB_HEARTBEAT_MS=6",
-               "MLFAB_SEED=7", "MLFAB_COORDINATOR=tcp:x:1", "MLFAB_JOB=env", "MLFAB_LISTEN=tcp:y:1",
-               "MLFAB_KEY=00112233445566778899aabbccddeeff", "MLFAB_KEY_FILE=/run/key",
-               "MLFAB_SOCKET_IFNAME=eth", "MASTER_ADDR=z", "MASTER_PORT=1", "RANK=8",
-               "WORLD_SIZE=30")),
+      fill(&given, ENV("MLFAB_RANK=9", "MLFAB_WORKERS=20", "MLFAB_SERVERS=4", "MLFAB_TRANSPORT=tcp",
+                       "MLFAB_PROGRESS=thread", "MLFAB_TIMEOUT_MS=5", "MLFAB_HEARTBEAT_MS=6",
+                       "MLFAB_SEED=7", "MLFAB_COORDINATOR=tcp:x:1", "MLFAB_JOB=env",
+                       "MLFAB_LISTEN=tcp:y:1", "MLFAB_KEY=00112233445566778899aabbccddeeff",
+                       "MLFAB_KEY_FILE=/run/key", "MLFAB_SOCKET_IFNAME=eth", "MASTER_ADDR=z",
+                       "MASTER_PORT=1", "RANK=8", "WORLD_SIZE=30")),
       0);
   assert_memory_equal(&c, &given, sizeof c);
 }
 
 static void rank_is(const char *const *set, int32_t rank, uint32_t workers) {
-  mlfab_config c;
-  mlfab_error error;
-  int code = fill(NULL, &c, &error, set);
-  if (code) fail_msg("%s", error.text);
+  fill_well(set);
   assert_int_equal(c.rank, rank);
   assert_int_equal(c.workers, workers);
 }
@@ -212,42 +188,36 @@ TEST(test_precedence) {
 #undef SLURM_
 }
 
+static void meets_at(const char *address, const char *const *set) {
+  fill_well(set);
+  assert_string_equal(c.coordinator, address);
+}
+
 TEST(test_master) {
-  mlfab_config c;
-  mlfab_error error;
-  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500");
-  assert_string_equal(c.coordinator, "tcp:node7:29500");
-  FILL("MASTER_ADDR=::1", "MASTER_PORT=29500", "MLFAB_ALLOW_INSECURE=1");
-  assert_string_equal(c.coordinator, "tcp:[::1]:29500");
-  FILL("MASTER_ADDR=[::1]", "MASTER_PORT=1", "MLFAB_KEY_FILE=/key");
-  assert_string_equal(c.coordinator, "tcp:[::1]:1");
+#define NODE7 "MASTER_ADDR=node7", "MASTER_PORT=29500"
+  meets_at("tcp:node7:29500", ENV(NODE7));
+  meets_at("tcp:[::1]:29500",
+           ENV("MASTER_ADDR=::1", "MASTER_PORT=29500", "MLFAB_ALLOW_INSECURE=1"));
+  meets_at("tcp:[::1]:1", ENV("MASTER_ADDR=[::1]", "MASTER_PORT=1", "MLFAB_KEY_FILE=/key"));
   /* Where all are on one host, and nothing protects TCP, they meet at a Unix socket. */
   char socket[64];
   snprintf(socket, sizeof socket, "unix:@mlfab-%u-29500", (unsigned)geteuid());
-  FILL("MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500");
-  assert_string_equal(c.coordinator, socket);
-  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4");
-  assert_string_equal(c.coordinator, socket);
-  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2");
-  assert_string_equal(c.coordinator, "tcp:node7:29500");
-  FILL("MASTER_ADDR=localhost", "MASTER_PORT=29500", "MLFAB_KEY=0123456789abcdef");
-  assert_string_equal(c.coordinator, "tcp:localhost:29500");
-  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "MLFAB_COORDINATOR=unix:/x");
-  assert_string_equal(c.coordinator, "unix:/x");
-  FILL("MASTER_PORT=29500"); /* alone it says nothing */
-  assert_string_equal(c.coordinator, "");
-  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "MLFAB_TRANSPORT=mpi");
-  assert_string_equal(c.coordinator, ""); /* MPI needs none */
+  meets_at(socket, ENV("MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"));
+  meets_at(socket, ENV(NODE7, "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4"));
+  meets_at("tcp:node7:29500", ENV(NODE7, "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2"));
+  meets_at("tcp:localhost:29500",
+           ENV("MASTER_ADDR=localhost", "MASTER_PORT=29500", "MLFAB_KEY=0123456789abcdef"));
+  meets_at("unix:/x", ENV(NODE7, "MLFAB_COORDINATOR=unix:/x"));
+  meets_at("", ENV("MASTER_PORT=29500"));          /* alone it says nothing */
+  meets_at("", ENV(NODE7, "MLFAB_TRANSPORT=mpi")); /* MPI needs none */
+#undef NODE7
 }
 
 /* `name`: of the socket where the processes meet; NULL: none. */
 static void meets(const char *name, const char *const *set) {
-  mlfab_config c;
-  mlfab_error error;
   char socket[128] = "";
-  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
   if (name) snprintf(socket, sizeof socket, "unix:@mlfab-%u-%s", (unsigned)geteuid(), name);
-  assert_string_equal(c.coordinator, socket);
+  meets_at(socket, set);
 }
 
 /* Processes that Open MPI or Slurm has started on one host meet without an address; others do not. */
@@ -287,9 +257,7 @@ TEST(test_one_host) {
 }
 
 static void job_is(const char *job, const char *const *set) {
-  mlfab_config c;
-  mlfab_error error;
-  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
+  fill_well(set);
   assert_string_equal(c.job, job);
 }
 
@@ -321,12 +289,12 @@ TEST(test_job) {
       "TORCHELASTIC_RUN_ID=a-very-long-name-of-a-run-that-nobody-wants-to-read-1";
   static const char second[] =
       "TORCHELASTIC_RUN_ID=a-very-long-name-of-a-run-that-nobody-wants-to-read-2";
-  mlfab_config a, b;
-  mlfab_error error;
-  assert_int_equal(fill(NULL, &a, &error, ENV(first, COUNT)), 0);
-  assert_int_equal(fill(NULL, &b, &error, ENV(second, COUNT)), 0);
-  assert_string_not_equal(a.job, b.job);
-  assert_string_equal(a.job + strlen(a.job) - 2, "~2");
+  char before[sizeof c.job];
+  fill_well(ENV(first, COUNT));
+  strcpy(before, c.job);
+  fill_well(ENV(second, COUNT));
+  assert_string_not_equal(before, c.job);
+  assert_string_equal(before + strlen(before) - 2, "~2");
   /* Two runs of torchrun with one port do not meet at one socket. */
   meets("29500-torch-x", ENV("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500",
                              "TORCHELASTIC_RUN_ID=x"));
@@ -336,10 +304,8 @@ TEST(test_job) {
 
 /* Several nodes, and nobody has said where they meet. */
 static void no_address(const char *name, const char *value, const char *const *set) {
-  mlfab_config c;
-  mlfab_error error;
   mlfab *fabric = NULL;
-  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
+  fill_well(set);
   assert_int_equal(mlfab_open_env(&fabric, &error), MLFAB_ERR_CONFIG);
   if (!strstr(error.text, name) || !strstr(error.text, value) ||
       !strstr(error.text, "MLFAB_COORDINATOR"))
@@ -359,10 +325,7 @@ TEST(test_no_address) {
 
 /* What is wrong is refused, named with its value, and the configuration stays as it was. */
 static void bad(const char *name, const char *value, const char *const *set) {
-  mlfab_config c, fresh;
-  mlfab_error error;
-  mlfab_config_init(&fresh);
-  int code = fill(NULL, &c, &error, set);
+  int code = fill(NULL, set);
   if (code != MLFAB_ERR_CONFIG) fail_msg("%s=%s gives %s", name, value, mlfab_error_name(code));
   if (!strstr(error.text, name) || !strstr(error.text, value))
     fail_msg("\"%s\" does not name %s and %s", error.text, name, value);
@@ -419,32 +382,25 @@ TEST(test_bad_values) {
   snprintf(text, sizeof text, "MLFAB_COORDINATOR=%s", longer);
   bad("MLFAB_COORDINATOR", "aaaa", ENV(text));
   /* A key is not told, wrong or not. */
-  mlfab_config c;
-  mlfab_error error;
   snprintf(text, sizeof text, "MLFAB_KEY=%s", longer);
-  assert_int_equal(fill(NULL, &c, &error, ENV(text)), MLFAB_ERR_CONFIG);
+  assert_int_equal(fill(NULL, ENV(text)), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "MLFAB_KEY"));
   assert_null(strstr(error.text, "aaaa"));
 }
 
 /* A fabric with a scheduler from the environment; what the caller set stays. */
 TEST(test_schedule) {
-  mlfab_config c, given;
-  mlfab_error error;
+  mlfab_config given;
   mlfab_config_init(&given);
   given.scheduler = MLFAB_SCHEDULER_OWN;
   given.accumulators = 1;
   mlfab_schedule_init(&given.schedule);
   given.schedule.delay_bound = 3;
   given.schedule.plan_ahead_ns = 5;
-  assert_int_equal(fill(&given, &c, &error,
-                        ENV("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=9",
-                            "MLFAB_PLAN_AHEAD_MS=8", "MLFAB_ACCUMULATORS=7")),
+  assert_int_equal(fill(&given, ENV("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=9",
+                                    "MLFAB_PLAN_AHEAD_MS=8", "MLFAB_ACCUMULATORS=7")),
                    0);
-  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_OWN);
-  assert_int_equal(c.accumulators, 1);
-  assert_int_equal(c.schedule.delay_bound, 3);
-  assert_int_equal(c.schedule.plan_ahead_ns, 5);
+  assert_memory_equal(&c, &given, sizeof c);
   bad("MLFAB_SCHEDULER", "above", ENV("MLFAB_SCHEDULER=above"));
   bad("MLFAB_DELAY_BOUND", "0", ENV("MLFAB_DELAY_BOUND=0"));
   bad("MLFAB_DELAY_BOUND", "-1", ENV("MLFAB_DELAY_BOUND=-1"));
@@ -455,7 +411,6 @@ TEST(test_schedule) {
 }
 
 TEST(test_uninitialised) {
-  mlfab_config c;
   memset(&c, 0, sizeof c);
   assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_ARGUMENT);
 }
@@ -492,8 +447,7 @@ TEST(test_set) {
               {"timeout_ms", "1000", "1e99s"},
               {"plan_ahead_ms", "150000us", "5 ms"},
               {"heartbeat_ms", "1000000ns", ""}};
-  mlfab_config c, before;
-  mlfab_error error;
+  mlfab_config before;
   mlfab_config_init(&c);
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     before = c;
@@ -538,21 +492,19 @@ TEST(test_set) {
 TEST(test_setting_names) {
   const char *name;
   uint32_t n = 0;
-  for (; (name = mlfab_setting_name(n)) != NULL; n++) {
+  for (; (name = mlfab_setting_name(n)) != NULL; n++)
     for (uint32_t k = 0; k < n; k++) assert_string_not_equal(name, mlfab_setting_name(k));
-  }
   assert_true(n > 50);
   assert_null(mlfab_setting_name(UINT32_MAX));
 }
 
 /* Does one of the three structs take this value? */
 static int taken(const char *name, const char *value) {
-  mlfab_config c;
   mlfab_model_options o;
   mlfab_filter f = {.size = sizeof f};
-  mlfab_config_init(&c);
+  mlfab_config_init(&fresh);
   mlfab_model_options_init(&o);
-  return !mlfab_config_set(&c, name, value, NULL) ||
+  return !mlfab_config_set(&fresh, name, value, NULL) ||
          !mlfab_model_options_set(&o, name, value, NULL) ||
          !mlfab_filter_set(&f, name, value, NULL);
 }
@@ -609,8 +561,6 @@ TEST(test_setting_texts) {
 
 /* Worker 0 warns once of each variable that nothing reads, and of no other. */
 TEST(test_stray_variables) {
-  mlfab_config c;
-  mlfab_error error;
   mlfab *ctx = NULL;
   char text[2048];
   FILL("MLFAB_SYNC=bsp", "MLFAB_OPTIMISER=adam", "MLFAB_SERVERS=1", "MLFAB_WORKERS=1");
@@ -626,11 +576,9 @@ TEST(test_stray_variables) {
   fflush(stderr);
   dup2(before, STDERR_FILENO);
   close(before);
-  unsetenv("MLFAB_SYNC");
-  unsetenv("MLFAB_OPTIMISER");
-  unsetenv("MLFAB_QUITE_UNLIKE_ALL");
-  unsetenv("MLFAB_TIMEOUT");
-  unsetenv("MLFAB_MPI_REPORT");
+  static const char *const stray[] = {"MLFAB_SYNC", "MLFAB_OPTIMISER", "MLFAB_QUITE_UNLIKE_ALL",
+                                      "MLFAB_TIMEOUT", "MLFAB_MPI_REPORT"};
+  for (size_t i = 0; i < sizeof stray / sizeof *stray; i++) unsetenv(stray[i]);
   assert_int_equal(code, 0);
   mlfab_close(&ctx);
   rewind(caught);
@@ -648,28 +596,24 @@ TEST(test_stray_variables) {
 
 /* A rank without the number of ranks, and the reverse. */
 TEST(test_half_a_world) {
-  mlfab_config c;
-  mlfab_error error;
   mlfab *ctx = NULL;
   bad("MLFAB_RANK", "1", ENV("MLFAB_RANK=1"));
-  assert_int_equal(fill(NULL, &c, &error, ENV("MLFAB_RANK=0", "WORLD_SIZE=4")), MLFAB_ERR_CONFIG);
+  assert_int_equal(fill(NULL, ENV("MLFAB_RANK=0", "WORLD_SIZE=4")), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "MLFAB_WORKERS is not"));
   FILL("MLFAB_RANK=1", "MLFAB_JOIN=1"); /* server 0 tells a joiner its rank */
   FILL("MLFAB_WORKERS=2",
        "MLFAB_COORDINATOR=unix:@half-a-world"); /* the caller may know its rank */
   assert_int_equal(mlfab_open_env(&ctx, &error), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "MLFAB_WORKERS='2': is set, but MLFAB_RANK is not"));
-  mlfab_config_init(&c);
-  c.workers = 4;
-  mlfab_config given = c;
-  assert_int_equal(fill(&given, &c, &error, ENV("MLFAB_RANK=3")), 0);
+  mlfab_config given = fresh;
+  given.workers = 4;
+  assert_int_equal(fill(&given, ENV("MLFAB_RANK=3")), 0);
   assert_int_equal(c.rank, 3);
 }
 
 /* PSSP whose chance nobody gives would let every pull through. */
 TEST(test_pssp_without_chance) {
   mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
-  mlfab_error error;
   setenv("MLFAB_CONSISTENCY", "pssp", 1);
   unsetenv("MLFAB_CHANCE");
   assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
@@ -683,7 +627,6 @@ TEST(test_pssp_without_chance) {
 TEST(test_model_and_filter) {
   mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT, before;
   mlfab_filter f = {.size = sizeof f};
-  mlfab_error error;
   assert_int_equal(mlfab_model_options_set(&o, "optimizer", "adam", &error), 0);
   assert_int_equal(mlfab_model_options_set(&o, "weight_decay", "0.01", &error), 0);
   assert_int_equal(mlfab_model_options_set(&o, "beta1", "0", &error), 0);
@@ -749,7 +692,6 @@ TEST(test_old_layout) {
   enum { OLD = 3152 };
   mlfab_config config;
   mlfab *ctx = NULL;
-  mlfab_error error;
   mlfab_config_init(&config);
   assert_true(config.size > OLD);
   for (uint32_t size = 1; size < sizeof config; size = size == 1 ? OLD : size + 64) {
