@@ -11,12 +11,7 @@
 enum { RANKS = 3, COUNT = 40, BUFFERS = 4097 };
 
 static mlfab_collective with(uint32_t op, uint32_t algorithm) {
-  mlfab_collective o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.op = op;
-  o.algorithm = algorithm;
-  return o;
+  return (mlfab_collective){.size = sizeof(mlfab_collective), .op = op, .algorithm = algorithm};
 }
 
 static world w; /* of the test that runs */
@@ -50,9 +45,15 @@ static void all_end(const mlfab_request *requests) {
   for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
 }
 
-static int sum_start(uint32_t i, int64_t *x, mlfab_request *request_p) {
+/* An allreduce of one element. */
+static int one_start(uint32_t i, void *x, int dtype, const mlfab_collective *o,
+                     mlfab_request *request_p) {
   mlfab_vec one = {x, 1};
-  return mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, request_p);
+  return mlfab_allreduce_start(w.node[i], &one, 1, dtype, o, request_p);
+}
+
+static int sum_start(uint32_t i, int64_t *x, mlfab_request *request_p) {
+  return one_start(i, x, MLFAB_I64, NULL, request_p);
 }
 
 /* A collective of which only the end matters. */
@@ -67,9 +68,8 @@ static void adds_up(void) {
   int64_t data[WORLD_NODES][2], sum = 0, many[WORLD_NODES][WORLD_NODES];
   uint64_t counts[WORLD_NODES] = {0};
   mlfab_request requests[WORLD_NODES][3];
-  for (uint32_t i = 0; i < w.workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++)
     if (w.node[i]) counts[i] = 1, sum += 1 << i;
-  }
   for (uint32_t i = 0; i < w.workers; i++) {
     mlfab_vec vecs[3] = {{&data[i][0], 1}, {NULL, 0}, {&data[i][1], 1}};
     data[i][0] = 1 << i;
@@ -85,17 +85,15 @@ static void adds_up(void) {
     OK(w.node[i],
        mlfab_allgather_start(w.node[i], many[i], counts, MLFAB_I64, NULL, &requests[i][2]));
   }
-  for (uint32_t i = 0; i < w.workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++)
     for (int k = 0; k < 3 && w.node[i]; k++)
       OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
-  }
   for (uint32_t i = 0; i < w.workers; i++) {
     uint64_t at = 0;
     if (!w.node[i]) continue;
     assert_true(data[i][0] == sum && data[i][1] == 2 * sum);
-    for (uint32_t r = 0; r < w.workers; r++) {
+    for (uint32_t r = 0; r < w.workers; r++)
       if (counts[r]) assert_true(many[i][at++] == 100 + (int64_t)r);
-    }
   }
 }
 
@@ -257,17 +255,14 @@ WORKERS_TEST(test_older_options) {
   mlfab_collective o;
   for (uint32_t size = 4; size <= offsetof(mlfab_collective, algorithm); size += 4) {
     for (uint32_t i = 0; i < RANKS; i++) {
-      mlfab_vec one = {&data[i], 1};
       memset(&o, 0xa5, sizeof o);
       o.size = size;
       o.op = MLFAB_OP_MAX;
       data[i] = i + 1;
-      OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &requests[i]));
+      OK(w.node[i], one_start(i, &data[i], MLFAB_I64, &o, &requests[i]));
     }
-    for (uint32_t i = 0; i < RANKS; i++) {
-      OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
-      assert_true(data[i] == (size >= 8 ? 3 : 6));
-    }
+    all_end(requests);
+    for (uint32_t i = 0; i < RANKS; i++) assert_true(data[i] == (size >= 8 ? 3 : 6));
   }
 }
 
@@ -281,9 +276,8 @@ WORKERS_TEST(test_many_at_once) {
     if (i == 0)
       WRONG(w.node[i], small_start(i, &more), MLFAB_ERR_AGAIN, "1024 collectives are under way");
   }
-  for (uint32_t i = 0; i < RANKS; i++) {
+  for (uint32_t i = 0; i < RANKS; i++)
     for (int k = 0; k < OPEN; k++) OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
-  }
 }
 
 /* A list of 4,096 buffers, one element each, in whatever order they lie in memory; two that overlap are named. */
@@ -311,10 +305,9 @@ WORKERS_TEST(test_long_list) {
   bufs[1][7] = bufs[1][BUFS];
   for (uint32_t i = 0; i < RANKS; i++)
     OK(w.node[i], mlfab_allreduce_start(w.node[i], bufs[i], BUFS, MLFAB_I64, NULL, &requests[i]));
-  for (uint32_t i = 0; i < RANKS; i++) {
-    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  all_end(requests);
+  for (uint32_t i = 0; i < RANKS; i++)
     for (uint32_t k = 0; k < BUFS; k++) assert_true(*(int64_t *)bufs[i][k].data == (int64_t)k * 6);
-  }
 }
 
 /* Barriers wait for everybody, in their order, and are apart from collectives: any number is open, none is
@@ -325,10 +318,9 @@ TEST_WITH(test_barriers, begin, end) {
   mlfab_collective o = with(0, 0);
   mlfab_result result;
   int done = 0;
-  for (uint32_t i = 0; i < RANKS; i++) {
+  for (uint32_t i = 0; i < RANKS; i++)
     for (int k = 0; k < (i == 2 ? 7 : OPEN); k++)
       OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &requests[i][k]));
-  }
   for (int k = 0; k < 7; k++) OK(w.node[0], mlfab_wait(w.node[0], requests[0][k], 0, NULL));
   for (int k = 7; k < OPEN; k++) {
     OK(w.node[0], mlfab_test(w.node[0], requests[0][k], &done, &result));
@@ -343,10 +335,9 @@ TEST_WITH(test_barriers, begin, end) {
   BLAMED(w.node[1], mlfab_wait(w.node[1], late, 0, NULL), MLFAB_ERR_TIMEOUT, 2, "worker 2");
   OK(w.node[0], mlfab_sim_crash(w.sim, 2));
   w.node[2] = NULL;
-  for (uint32_t i = 0; i < 2; i++) {
+  for (uint32_t i = 0; i < 2; i++)
     for (int k = i == 0 ? 7 : 0; k < OPEN; k++)
       OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
-  }
 }
 
 /* Equal calls in another order: told, with both tags, instead of a wrong sum. */
@@ -359,9 +350,8 @@ WORKERS_TEST(test_tags) {
     for (uint32_t i = 0; i < RANKS; i++) {
       for (uint32_t k = 0; k < 2; k++) {
         uint32_t which = round && i == 1 ? 1 - k : k;
-        mlfab_vec vec = {&data[i][which], 1};
         o.tag = 70 + which;
-        OK(w.node[i], mlfab_allreduce_start(w.node[i], &vec, 1, MLFAB_F32, &o, &requests[i][k]));
+        OK(w.node[i], one_start(i, &data[i][which], MLFAB_F32, &o, &requests[i][k]));
       }
     }
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -389,10 +379,9 @@ WORKERS_TEST(test_bytes) {
     o.inputs = &input;
     OK(w.node[i], mlfab_allgather_start(w.node[i], data[i], counts, MLFAB_BYTES, &o, &requests[i]));
   }
-  for (uint32_t i = 0; i < RANKS; i++) {
-    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  all_end(requests);
+  for (uint32_t i = 0; i < RANKS; i++)
     for (uint32_t k = 0; k < 50; k++) assert_int_equal(data[i][k], k < 3 ? 'a' : k < 49 ? 'c' : 0);
-  }
   const mlfab_vec one = {data[0], 1};
   WRONG(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_BYTES, NULL), MLFAB_ERR_DTYPE,
         "6 is not an element type");
@@ -411,10 +400,9 @@ TEST_WITH(test_inputs, begin, end) {
     o.inputs = inputs;
     OK(w.node[i], mlfab_allreduce_start(w.node[i], vecs, 2, MLFAB_I64, &o, &requests[i]));
   }
-  for (uint32_t i = 0; i < RANKS; i++) {
-    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  all_end(requests);
+  for (uint32_t i = 0; i < RANKS; i++)
     for (uint32_t k = 0; k < 6; k++) assert_true(data[i][k] == 3 * from[(k + 3) % 6]);
-  }
   const void *bad[2] = {data[0] + 1, from};
   const mlfab_vec vecs[2] = {{data[0] + 3, 3}, {data[0], 2}};
   o.inputs = bad;
@@ -500,12 +488,10 @@ TEST(test_sizes_differ) {
         if (how == 0) one.count += wrong;
         if (how == 1 && wrong) o.op = MLFAB_OP_MIN;
         if (how == 2 && wrong) o.algorithm = MLFAB_ALGORITHM_RING;
-        if (how == 3 && wrong) {
-          OK(w.node[i],
-             mlfab_broadcast_start(w.node[i], (int32_t)(odd + 1) % RANKS, data[i], 8, NULL, &r[i]));
-        } else {
-          OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]));
-        }
+        OK(w.node[i], how == 3 && wrong
+                          ? mlfab_broadcast_start(w.node[i], (int32_t)(odd + 1) % RANKS, data[i], 8,
+                                                  NULL, &r[i])
+                          : mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]));
       }
       for (uint32_t i = 0; i < RANKS; i++) {
         BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH, (int32_t)odd,
@@ -545,13 +531,9 @@ TEST(test_barrier_and_collective) {
     begin_with(RANKS);
     if (within) adds_up();
     o.timeout_ns = 10ull * WORLD_S;
-    for (uint32_t i = 0; i < RANKS; i++) {
-      mlfab_vec one = {&x[i], 1};
-      if (i == 1)
-        OK(w.node[i], mlfab_barrier_start(w.node[i], &o, &r[i]));
-      else
-        OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &r[i]));
-    }
+    for (uint32_t i = 0; i < RANKS; i++)
+      OK(w.node[i], i == 1 ? mlfab_barrier_start(w.node[i], &o, &r[i])
+                           : one_start(i, &x[i], MLFAB_I64, &o, &r[i]));
     BLAMED(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_TIMEOUT, 0,
            "worker 0, which waits in a collective instead");
     BLAMED(w.node[0], mlfab_wait(w.node[0], r[0], 0, NULL), MLFAB_ERR_TIMEOUT, 1,
@@ -565,26 +547,17 @@ ADDED_TEST(test_not_finite) {
   mlfab_request r[RANKS];
   mlfab_collective o = with(0, 0);
   o.refuse_nan = 1;
-  for (uint32_t i = 0; i < RANKS; i++) {
-    mlfab_vec one = {&x[i], 1};
-    EXPECT(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]),
-           i == 1 ? MLFAB_ERR_NOT_FINITE : 0);
-  }
+  for (uint32_t i = 0; i < RANKS; i++)
+    EXPECT(w.node[i], one_start(i, &x[i], MLFAB_F32, &o, &r[i]), i == 1 ? MLFAB_ERR_NOT_FINITE : 0);
   said_of(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
-  for (uint32_t i = 0; i < RANKS; i += 2) {
+  for (uint32_t i = 0; i < RANKS; i += 2)
     BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_NOT_FINITE, 1,
            "worker 1 has NaN or infinity");
-  }
   adds_up();
   /* Else it is a number like any other. */
-  for (uint32_t i = 0; i < RANKS; i++) {
-    mlfab_vec one = {&x[i], 1};
-    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, NULL, &r[i]));
-  }
-  for (uint32_t i = 0; i < RANKS; i++) {
-    OK(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL));
-    assert_true(isnan(x[i]));
-  }
+  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], one_start(i, &x[i], MLFAB_F32, NULL, &r[i]));
+  all_end(r);
+  for (uint32_t i = 0; i < RANKS; i++) assert_true(isnan(x[i]));
 }
 
 WORLD_TEST(test_death) {
@@ -596,9 +569,8 @@ WORLD_TEST(test_death) {
   for (uint32_t i = 0; i < 3; i++) OK(w.node[i], sum_start(i, &x[i], &r[i]));
   OK(w.node[0], mlfab_sim_crash(w.sim, 2));
   w.node[2] = NULL;
-  for (uint32_t i = 0; i < 2; i++) {
+  for (uint32_t i = 0; i < 2; i++)
     BLAMED(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_PEER_DEAD, 2, "worker 2");
-  }
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[3], small_start(3, &r[3]), MLFAB_ERR_PEER_DEAD);
   adds_up();
@@ -621,8 +593,7 @@ ADDED_TEST(test_leaving) {
     assert_true(x[i] == 7);
   }
   for (uint32_t i = 0; i < 2; i++) {
-    mlfab_vec one = {&x[i], 1};
-    int code = mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]);
+    int code = sum_start(i, &x[i], &r[i]);
     if (!code) code = mlfab_wait(w.node[i], r[i], 0, NULL);
     BLAMED(w.node[i], code, MLFAB_ERR_PEER_CLOSED, 2, "worker 2");
   }
@@ -783,9 +754,7 @@ WORKERS_TEST(test_question_is_lost) {
   all_end(requests);
   for (uint32_t i = 0; i < RANKS; i++) {
     const uint32_t rank = (i + 1) % RANKS;
-    mlfab_vec vec = {&data[rank], 1};
-    OK(w.node[rank],
-       mlfab_allreduce_start(w.node[rank], &vec, 1, MLFAB_F32, NULL, &requests[rank]));
+    OK(w.node[rank], one_start(rank, &data[rank], MLFAB_F32, NULL, &requests[rank]));
     if (rank != 1) continue;
     assert_int_equal(mlfab_sim_set_faults(w.sim, &lossy), 0);
     mlfab_sim_run(w.sim, WORLD_MS);

@@ -40,9 +40,8 @@ static void begin(uint32_t workers) {
 
 static int end(void **state) {
   (void)state;
-  for (uint32_t i = 0; i < w.workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++)
     if (rigs[i].dag && w.node[i]) OK(w.node[i], mlfab_dag_close(&rigs[i].dag));
-  }
   world_close(&w);
   return 0;
 }
@@ -57,6 +56,17 @@ static const mlfab_error *said(uint32_t i) {
   return &error;
 }
 
+/* The request of this worker fails, and the worker is told who is to blame. */
+static void fails(uint32_t i, mlfab_request request, int code, int32_t rank) {
+  EXPECT(w.node[i], mlfab_wait(w.node[i], request, 0, NULL), code);
+  assert_int_equal(said(i)->rank, rank);
+}
+
+static void dies(uint32_t i) {
+  assert_int_equal(mlfab_sim_crash(w.sim, i), 0);
+  w.node[i] = NULL;
+}
+
 /* A blocking call of every worker, one inside the other. */
 static void together(void (*call)(void *)) {
   for (uint32_t i = 0; i < w.workers; i++) {
@@ -64,9 +74,8 @@ static void together(void (*call)(void *)) {
     if (w.node[i])
       assert_int_equal(mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + 1 + i, call, &rigs[i]), 0);
   }
-  for (uint32_t i = 0; i < w.workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++)
     while (w.node[i] && !rigs[i].done) assert_int_equal(mlfab_sim_step(w.sim), 1);
-  }
 }
 
 static void open_one(void *user) {
@@ -93,9 +102,8 @@ static void wait_one(void *user) {
 /* The same, and how it ends for all. */
 static void all_end(void (*call)(void *), int code) {
   together(call);
-  for (uint32_t i = 0; i < w.workers; i++) {
+  for (uint32_t i = 0; i < w.workers; i++)
     if (w.node[i]) world_expect(w.node[i], rigs[i].code, code, "one of all");
-  }
 }
 
 static void open_all(int persistent) {
@@ -210,14 +218,18 @@ static mlfab_dag *afresh(void) {
   return rigs[0].dag;
 }
 
+static void flawed(mlfab_dag *d, int persistent, const char *text) {
+  EXPECT(w.node[0], mlfab_dag_open(d, persistent, 0), MLFAB_ERR_ARGUMENT);
+  assert_non_null(strstr(said(0)->text, text));
+}
+
 WORLD_TEST(test_flaws) {
   uint32_t a, b, c;
   int64_t x;
   begin(2);
   mlfab *n = w.node[0];
   mlfab_dag *d = rigs[0].dag;
-  EXPECT(n, mlfab_dag_open(d, 0, 0), MLFAB_ERR_ARGUMENT);
-  assert_non_null(strstr(said(0)->text, "no operations"));
+  flawed(d, 0, "no operations");
 
   OK(n, mlfab_dag_nop(d, &a));
   OK(n, mlfab_dag_nop(d, &b));
@@ -234,15 +246,13 @@ WORLD_TEST(test_flaws) {
   OK(n, mlfab_dag_nop(d, &b));
   OK(n, mlfab_dag_after(d, b, a));
   OK(n, mlfab_dag_set(d, b, 2, 0));
-  EXPECT(n, mlfab_dag_open(d, 0, 0), MLFAB_ERR_ARGUMENT);
-  assert_non_null(strstr(said(0)->text, "operation 1 needs 2"));
+  flawed(d, 0, "operation 1 needs 2");
 
   d = afresh();
   OK(n, mlfab_dag_recv(d, 1, 4, &x, 8, &a));
   OK(n, mlfab_dag_send(d, 1, 4, &x, 8, &b)); /* another direction */
   OK(n, mlfab_dag_recv_reduce(d, 1, 4, &x, 1, MLFAB_I64, MLFAB_OP_SUM, &c));
-  EXPECT(n, mlfab_dag_open(d, 0, 0), MLFAB_ERR_ARGUMENT);
-  assert_non_null(strstr(said(0)->text, "operation 2"));
+  flawed(d, 0, "operation 2");
   assert_non_null(strstr(said(0)->text, "worker 1 under tag 4"));
 
   /* Persistent ones that nothing holds: no clock at all; one beside the way. */
@@ -251,8 +261,7 @@ WORLD_TEST(test_flaws) {
   EXPECT(n, mlfab_dag_open(d, 1, 0), MLFAB_ERR_ARGUMENT);
   OK(n, mlfab_dag_recv(d, 1, 0, &x, 8, &b));
   OK(n, mlfab_dag_set(d, b, 0, MLFAB_DAG_OPTIONAL));
-  EXPECT(n, mlfab_dag_open(d, 1, 0), MLFAB_ERR_ARGUMENT);
-  assert_non_null(strstr(said(0)->text, "without end"));
+  flawed(d, 1, "without end");
   (void)add_clock(&rigs[0]);
 
   /* Nothing of this was told to anybody: both open theirs now. */
@@ -474,14 +483,9 @@ WORLD_TEST(test_callback) {
   /* So that nobody is done before all are. */
   for (uint32_t i = 0; i < 4; i++) {
     uint32_t op;
-    if (i != 2) {
-      OK(w.node[i], mlfab_dag_recv(rigs[i].dag, 2, 9, NULL, 0, &op));
-      continue;
-    }
-    for (int32_t to = 0; to < 4; to++) {
-      if (to == 2) continue;
-      add_send(&rigs[2], to, 9, NULL, 0, 1);
-    }
+    if (i == 2) continue;
+    OK(w.node[i], mlfab_dag_recv(rigs[i].dag, 2, 9, NULL, 0, &op));
+    add_send(&rigs[2], (int32_t)i, 9, NULL, 0, 1);
   }
   open_all(0);
   for (uint64_t round = 0; round < 12; round++) {
@@ -564,10 +568,8 @@ WORLD_TEST(test_missing) {
   mlfab_request request[3];
   OK(w.node[1], mlfab_dag_start(rigs[1].dag, WORLD_S, &request[1]));
   OK(w.node[2], mlfab_dag_start(rigs[2].dag, WORLD_S, &request[2]));
-  EXPECT(w.node[1], mlfab_wait(w.node[1], request[1], 0, NULL), MLFAB_ERR_TIMEOUT);
-  assert_int_equal(said(1)->rank, 0);
-  EXPECT(w.node[2], mlfab_wait(w.node[2], request[2], 0, NULL), MLFAB_ERR_TIMEOUT);
-  assert_int_equal(said(2)->rank, 0);
+  fails(1, request[1], MLFAB_ERR_TIMEOUT, 0);
+  fails(2, request[2], MLFAB_ERR_TIMEOUT, 0);
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[0], mlfab_dag_start(rigs[0].dag, WORLD_S, &request[0]), MLFAB_ERR_TIMEOUT);
   all_end(run_one, 0);
@@ -581,8 +583,7 @@ WORLD_TEST(test_sizes_differ) {
   open_all(0);
   mlfab_request request[2];
   start_all(WORLD_S, request);
-  EXPECT(w.node[1], mlfab_wait(w.node[1], request[1], 0, NULL), MLFAB_ERR_MISMATCH);
-  assert_int_equal(said(1)->rank, 0);
+  fails(1, request[1], MLFAB_ERR_MISMATCH, 0);
   /* The sender may have been through with it. */
   mlfab_sim_run(w.sim, WORLD_S);
 }
@@ -611,8 +612,7 @@ WORLD_TEST(test_leaving) {
     OK(w.node[i], mlfab_dag_start(rigs[i].dag, 5ull * WORLD_S, &request[i]));
   OK(w.node[3], mlfab_dag_close(&rigs[3].dag));
   EXPECT(w.node[3], mlfab_wait(w.node[3], request[3], 0, NULL), MLFAB_ERR_CANCELLED);
-  EXPECT(w.node[1], mlfab_wait(w.node[1], request[1], 0, NULL), MLFAB_ERR_CANCELLED);
-  assert_int_equal(said(1)->rank, 3);
+  fails(1, request[1], MLFAB_ERR_CANCELLED, 3);
   EXPECT(w.node[2], mlfab_wait(w.node[2], request[2], 0, NULL), MLFAB_ERR_CANCELLED);
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[0], mlfab_dag_start(rigs[0].dag, 0, &request[0]), MLFAB_ERR_CANCELLED);
@@ -621,10 +621,8 @@ WORLD_TEST(test_leaving) {
   begin_spread(4);
   open_all(0);
   OK(w.node[2], mlfab_dag_start(rigs[2].dag, 5ull * WORLD_S, &request[2]));
-  assert_int_equal(mlfab_sim_crash(w.sim, 1), 0);
-  w.node[1] = NULL;
-  EXPECT(w.node[2], mlfab_wait(w.node[2], request[2], 0, NULL), MLFAB_ERR_PEER_DEAD);
-  assert_int_equal(said(2)->rank, 1);
+  dies(1);
+  fails(2, request[2], MLFAB_ERR_PEER_DEAD, 1);
   mlfab_sim_run(w.sim, WORLD_S);
   for (int again = 0; again < 2; again++) {
     EXPECT(w.node[0], mlfab_dag_start(rigs[0].dag, 0, &request[0]), MLFAB_ERR_PEER_DEAD);
@@ -642,8 +640,7 @@ WORLD_TEST(test_others_die) {
   for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_dag_nop(rigs[i].dag, &op));
   open_all(0);
   all_end(run_one, 0);
-  assert_int_equal(mlfab_sim_crash(w.sim, 1), 0);
-  w.node[1] = NULL;
+  dies(1);
   mlfab_sim_run(w.sim, 5ull * WORLD_S);
   all_end(run_one, MLFAB_ERR_PEER_DEAD);
   for (int64_t round = 0; round < 3; round++) {
@@ -664,18 +661,12 @@ TEST(test_abandoned) {
 
 /* --- threads --- */
 
-static int count_down(void *user, uint64_t round) {
-  rig *r = user;
-  (void)round;
-  r->ran++;
-  return 0;
-}
+static int count_down(void *user, uint64_t round) { return (void)round, ((rig *)user)->ran++, 0; }
 
 static void *trigger_many(void *user) {
   rig *r = user;
-  for (uint64_t round = 0; round < 2000; round++) {
+  for (uint64_t round = 0; round < 2000; round++)
     if (mlfab_dag_trigger(r->dag, 0) || mlfab_dag_wait(r->dag, round, 0)) r->code = 1;
-  }
   return NULL;
 }
 

@@ -10,12 +10,10 @@
 
 enum { COUNT = 3000 };
 
-typedef struct fixture {
-  world w;
-  float u[COUNT], v[COUNT];
-} fixture;
-
-static fixture f; /* of the test that runs */
+/* Of the test that runs. */
+static world w;
+static float u[COUNT], v[COUNT];
+static const mlfab_buf update = {5, 0, u, COUNT}, weights = {5, 0, v, COUNT};
 
 static mlfab_sync sync_of(uint32_t kind) {
   return (mlfab_sync){.size = sizeof(mlfab_sync), .kind = kind, .need = 1};
@@ -25,17 +23,22 @@ static mlfab_model_options model_of(mlfab_sync s) {
   return (mlfab_model_options){.size = sizeof(mlfab_model_options), .consistency = s};
 }
 
+static void begin(uint32_t workers, uint32_t servers) {
+  memset(u, 0, sizeof u);
+  memset(v, 0, sizeof v);
+  world_init(&w, workers, servers, 1);
+}
+
 /* Returns worker 0. */
 static mlfab *open_world(uint32_t workers, uint32_t servers) {
-  memset(&f, 0, sizeof f);
-  world_init(&f.w, workers, servers, 1);
-  world_open(&f.w, 7);
-  return f.w.node[0];
+  begin(workers, servers);
+  world_open(&w, 7);
+  return w.node[0];
 }
 
 static int end(void **state) {
   (void)state;
-  world_close(&f.w);
+  world_close(&w);
   return 0;
 }
 
@@ -43,36 +46,29 @@ static int end(void **state) {
 #define WORLD_TEST(name) TEST_WITH(name, NULL, end)
 
 static void add(int dtype) {
-  for (uint32_t k = 0; k < f.w.workers; k++)
-    OK(f.w.node[k], mlfab_tensor_add(f.w.node[k], 5, dtype, COUNT));
+  for (uint32_t k = 0; k < w.workers; k++)
+    OK(w.node[k], mlfab_tensor_add(w.node[k], 5, dtype, COUNT));
 }
 
 static void start(const mlfab_model_options *o) {
   add(MLFAB_F32);
-  for (uint32_t k = 0; k < f.w.workers; k++)
-    OK(f.w.node[k], mlfab_model_start(f.w.node[k], o, NULL, 0));
+  for (uint32_t k = 0; k < w.workers; k++) OK(w.node[k], mlfab_model_start(w.node[k], o, NULL, 0));
+}
+
+static void start_with(uint32_t kind) {
+  mlfab_model_options o = model_of(sync_of(kind));
+  start(&o);
 }
 
 /* A world with a model of this consistency. Returns worker 0. */
-static mlfab *start_world(uint32_t workers, uint32_t servers, mlfab_sync s) {
-  mlfab_model_options o = model_of(s);
+static mlfab *start_world(uint32_t workers, uint32_t servers, uint32_t kind) {
   mlfab *node = open_world(workers, servers);
-  start(&o);
+  start_with(kind);
   return node;
 }
 
-static mlfab_buf update(void) { return (mlfab_buf){5, 0, f.u, COUNT}; }
-static mlfab_buf weights(void) { return (mlfab_buf){5, 0, f.v, COUNT}; }
-
-static void push(uint32_t k) {
-  mlfab_buf b = update();
-  OK(f.w.node[k], mlfab_push(f.w.node[k], &b, 1, NULL, NULL));
-}
-
-static void pull(void) {
-  mlfab_buf b = weights();
-  OK(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL));
-}
+static void push(uint32_t k) { OK(w.node[k], mlfab_push(w.node[k], &update, 1, NULL, NULL)); }
+static void pull(void) { OK(w.node[0], mlfab_pull(w.node[0], &weights, 1, NULL, NULL)); }
 
 /* --- consistency --- */
 
@@ -124,15 +120,14 @@ WORLD_TEST(test_wrong_models) {
  * an answer to the second. */
 TEST(test_second_definition) {
   for (uint64_t seed = 1; seed <= 20; seed++) {
-    memset(&f, 0, sizeof f);
-    world_init(&f.w, 1, 3, 1);
-    world_open(&f.w, seed);
-    mlfab_sim_set_rate(f.w.sim, 3, 20000, 20000);
+    begin(1, 3);
+    world_open(&w, seed);
+    mlfab_sim_set_rate(w.sim, 3, 20000, 20000);
     add(MLFAB_F32);
     mlfab_model_options bad = {.size = sizeof bad, .mean = 1}, good = {.size = sizeof good};
-    EXPECT(f.w.node[0], mlfab_model_start(f.w.node[0], &bad, NULL, 0), MLFAB_ERR_UNSUPPORTED);
-    OK(f.w.node[0], mlfab_model_start(f.w.node[0], &good, NULL, 0));
-    world_close(&f.w);
+    EXPECT(w.node[0], mlfab_model_start(w.node[0], &bad, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+    OK(w.node[0], mlfab_model_start(w.node[0], &good, NULL, 0));
+    world_close(&w);
   }
 }
 
@@ -140,7 +135,7 @@ WORLD_TEST(test_wrong_changes) {
   mlfab_sync s[16];
   const char *text[16];
   open_world(2, 2);
-  mlfab *node = f.w.node[1];
+  mlfab *node = w.node[1];
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_BSP));
   o.mean = 1;
   start(&o);
@@ -175,23 +170,21 @@ WORLD_TEST(test_conditions_of_fools) {
   static mlfab_sync_state seen;
   mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 3 * (uint64_t)WORLD_S};
   mlfab_stats stats;
-  memset(&f, 0, sizeof f);
-  world_init(&f.w, 2, 1, 1);
-  f.w.config.pull_condition = never;
-  f.w.config.push_condition = always;
-  f.w.config.user = &seen;
-  world_open(&f.w, 3);
+  begin(2, 1);
+  w.config.pull_condition = never;
+  w.config.push_condition = always;
+  w.config.user = &seen;
+  world_open(&w, 3);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_USER));
   add(MLFAB_F32);
-  for (uint32_t k = 0; k < 2; k++) OK(f.w.node[k], mlfab_model_start(f.w.node[k], &o, NULL, 0));
+  for (uint32_t k = 0; k < 2; k++) OK(w.node[k], mlfab_model_start(w.node[k], &o, NULL, 0));
   for (int i = 0; i < 3; i++) push(1);
-  mlfab_buf b = weights();
-  REFUSED(f.w.node[1], mlfab_pull(f.w.node[1], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
+  REFUSED(w.node[1], mlfab_pull(w.node[1], &weights, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
           "user: this worker has pushed 3 updates, the fastest 3, the slowest 0");
   assert_int_equal(seen.worker, 1);
   assert_int_equal(seen.iteration, 3);
   assert_int_equal(seen.v_train, 3);
-  OK(f.w.node[2], mlfab_get_stats(f.w.node[2], &stats, sizeof stats));
+  OK(w.node[2], mlfab_get_stats(w.node[2], &stats, sizeof stats));
   assert_int_equal(stats.rounds, 3);
 }
 
@@ -203,32 +196,29 @@ WORLD_TEST(test_slowest_leaves) {
   s.staleness = 1;
   mlfab_model_options o = model_of(s);
   start(&o);
-  mlfab_buf b = weights();
   for (int i = 0; i < 3; i++) push(0), push(1);
-  REFUSED(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
+  REFUSED(w.node[0], mlfab_pull(w.node[0], &weights, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
           "worker 2");
   mlfab_request request;
-  OK(f.w.node[0], mlfab_pull_start(f.w.node[0], &b, 1, NULL, &request));
-  OK(f.w.node[2], mlfab_finish(f.w.node[2], 0));
-  OK(f.w.node[0], mlfab_wait(f.w.node[0], request, 0, NULL));
+  OK(w.node[0], mlfab_pull_start(w.node[0], &weights, 1, NULL, &request));
+  OK(w.node[2], mlfab_finish(w.node[2], 0));
+  OK(w.node[0], mlfab_wait(w.node[0], request, 0, NULL));
 }
 
 /* A progress of the caller's own that goes back or jumps. */
 WORLD_TEST(test_progress) {
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0};
   open_world(1, 2);
-  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_SSP));
-  start(&o);
-  mlfab_buf b = update();
-  mlfab *node = f.w.node[0];
+  start_with(MLFAB_SYNC_SSP);
+  mlfab *node = w.node[0];
   for (options.iteration = 1; options.iteration <= 3; options.iteration++)
-    OK(node, mlfab_push(node, &b, 1, &options, NULL));
+    OK(node, mlfab_push(node, &update, 1, &options, NULL));
   options.iteration = 3;
-  EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_push(node, &update, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
   options.iteration = 5;
-  EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_push(node, &update, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
   options.iteration = 4;
-  OK(node, mlfab_push(node, &b, 1, &options, NULL));
+  OK(node, mlfab_push(node, &update, 1, &options, NULL));
 }
 
 /* Small updates are merged only where their numbers follow one another: one between was withdrawn. */
@@ -237,11 +227,10 @@ WORLD_TEST(test_merged_numbers) {
   mlfab_request request[4];
   mlfab_result result;
   int status;
-  mlfab *node = start_world(1, 1, sync_of(MLFAB_SYNC_ASYNC));
-  f.u[0] = 1;
-  mlfab_buf b = update(), w = weights();
+  mlfab *node = start_world(1, 1, MLFAB_SYNC_ASYNC);
+  u[0] = 1;
   for (int i = 0; i < 4; i++) {
-    OK(node, mlfab_push_start(node, &b, 1, i == 2 ? &twice : NULL, &request[i]));
+    OK(node, mlfab_push_start(node, &update, 1, i == 2 ? &twice : NULL, &request[i]));
     if (i == 2) OK(node, mlfab_cancel(node, request[i]));
   }
   for (int i = 0; i < 4; i++) {
@@ -250,8 +239,8 @@ WORLD_TEST(test_merged_numbers) {
     OK(node, mlfab_push_status(node, result.seq, &status));
     assert_int_equal(status, 0);
   }
-  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
-  assert_true(f.v[0] == 3.0f);
+  OK(node, mlfab_pull(node, &weights, 1, NULL, NULL));
+  assert_true(v[0] == 3.0f);
 }
 
 /* --- filters --- */
@@ -268,8 +257,7 @@ WORLD_TEST(test_wrong_filters) {
   mlfab *node = open_world(1, 1);
   mlfab_filter filter = {.size = sizeof filter};
   EXPECT(node, mlfab_set_filter(node, MLFAB_ALL, &filter), MLFAB_ERR_STATE);
-  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&o);
+  start_with(MLFAB_SYNC_ASYNC);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     filter.threshold = bad[i].threshold, filter.decay = bad[i].decay, filter.drop = bad[i].drop;
     filter.top = bad[i].top, filter.half = bad[i].half;
@@ -283,16 +271,15 @@ WORLD_TEST(test_wrong_filters) {
   /* What is not finite is refused before anything changes. */
   filter.threshold = 10;
   OK(node, mlfab_set_filter(node, 5, &filter));
-  mlfab_buf b = update(), w = weights();
-  for (int i = 0; i < COUNT; i++) f.u[i] = 1;
+  for (int i = 0; i < COUNT; i++) u[i] = 1;
   push(0);
-  f.u[COUNT - 1] = INFINITY;
-  EXPECT(node, mlfab_push(node, &b, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
-  memset(f.u, 0, sizeof f.u);
+  u[COUNT - 1] = INFINITY;
+  EXPECT(node, mlfab_push(node, &update, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  memset(u, 0, sizeof u);
   OK(node, mlfab_set_filter(node, 5, NULL));
   push(0); /* the residual of the first, and nothing else */
-  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
-  for (int i = 0; i < COUNT; i++) assert_true(f.v[i] == 1.0f);
+  OK(node, mlfab_pull(node, &weights, 1, NULL, NULL));
+  for (int i = 0; i < COUNT; i++) assert_true(v[i] == 1.0f);
 }
 
 WORLD_TEST(test_filters_on_counts) {
@@ -316,20 +303,20 @@ WORLD_TEST(test_filters_on_counts) {
 WORLD_TEST(test_halves) {
   mlfab_filter filter = {.size = sizeof filter, .half = MLFAB_HALF_F16};
   mlfab_stats stats;
-  mlfab *node = start_world(1, 1, sync_of(MLFAB_SYNC_ASYNC));
+  mlfab *node = start_world(1, 1, MLFAB_SYNC_ASYNC);
   OK(node, mlfab_set_filter(node, MLFAB_ALL, &filter));
-  f.u[0] = 100000.0f, f.u[1] = -1e6f, f.u[2] = 1e-9f, f.u[3] = 3.0f;
+  u[0] = 100000.0f, u[1] = -1e6f, u[2] = 1e-9f, u[3] = 3.0f;
   push(0);
   pull();
-  assert_true(f.v[0] == 65504.0f && f.v[1] == -65504.0f && f.v[2] == 0.0f && f.v[3] == 3.0f);
+  assert_true(v[0] == 65504.0f && v[1] == -65504.0f && v[2] == 0.0f && v[3] == 3.0f);
   OK(node, mlfab_get_stats(node, &stats, sizeof stats));
   assert_int_equal(stats.filter_saturated, 2);
   assert_int_equal(stats.filter_offered, COUNT);
-  memset(f.u, 0, sizeof f.u);
+  memset(u, 0, sizeof u);
   OK(node, mlfab_set_filter(node, MLFAB_ALL, NULL));
   push(0);
   pull();
-  assert_true(f.v[0] == 100000.0f && f.v[1] == -1e6f && f.v[2] == 1e-9f && f.v[3] == 3.0f);
+  assert_true(v[0] == 100000.0f && v[1] == -1e6f && v[2] == 1e-9f && v[3] == 3.0f);
 }
 
 /* --- sparse updates, tags --- */
@@ -339,8 +326,7 @@ WORLD_TEST(test_sparse) {
   static const float values[] = {2, 3}, bad[] = {1, NAN};
   mlfab *node = open_world(1, 2);
   EXPECT(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL), MLFAB_ERR_STATE);
-  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
-  start(&o);
+  start_with(MLFAB_SYNC_ASYNC);
   REFUSED(node, mlfab_push_sparse(node, 5, beyond, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT,
           "3000");
   REFUSED(node, mlfab_push_sparse(node, 5, back, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT, "2");
@@ -365,7 +351,7 @@ WORLD_TEST(test_sparse) {
   OK(node, mlfab_push_sparse(node, 5, NULL, NULL, 0, NULL, NULL));
   OK(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL));
   pull();
-  assert_true(f.v[0] == 2.0f && f.v[7] == 3.0f && f.v[1] == 0.0f && f.v[COUNT - 1] == 0.0f);
+  assert_true(v[0] == 2.0f && v[7] == 3.0f && v[1] == 0.0f && v[COUNT - 1] == 0.0f);
 }
 
 TEST(test_caches) {
@@ -378,15 +364,15 @@ TEST(test_caches) {
     o.tags = tags;
     EXPECT(node, mlfab_cached(node, 5, &data, &count), MLFAB_ERR_STATE);
     start(&o);
-    mlfab_buf b = weights(), none = {5, 0, NULL, COUNT};
+    const mlfab_buf none = {5, 0, NULL, COUNT};
     if (tags == 0) {
-      EXPECT(node, mlfab_pull(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+      EXPECT(node, mlfab_pull(node, &weights, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
       EXPECT(node, mlfab_pull(node, &none, 1, NULL, NULL), MLFAB_ERR_ARGUMENT);
       EXPECT(node, mlfab_cached(node, 5, &data, &count), MLFAB_ERR_STATE);
-      world_close(&f.w);
+      world_close(&w);
       continue;
     }
-    f.u[9] = 4;
+    u[9] = 4;
     push(0);
     OK(node, mlfab_pull(node, &none, 1, NULL, NULL));
     OK(node, mlfab_cached(node, 5, &data, &count));
@@ -394,8 +380,8 @@ TEST(test_caches) {
     assert_true(((const float *)data)[9] == 4.0f);
     EXPECT(node, mlfab_cached(node, 4, &data, &count), MLFAB_ERR_TENSOR);
     options.flags = 8;
-    EXPECT(node, mlfab_pull(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
-    world_close(&f.w);
+    EXPECT(node, mlfab_pull(node, &weights, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+    world_close(&w);
   }
 }
 
