@@ -274,15 +274,8 @@ static void clock_switch(clock *g, const mlfab_sync *sync) {
 /* Table III, with i = progress - 1: signed, so that it reads as printed. */
 static int literal_within(const literal *l, uint64_t progress) {
   int64_t i = (int64_t)progress - 1, v = (int64_t)l->s.v, s = (int64_t)l->s.threshold;
-  switch (l->s.sync.kind) {
-    case MLFAB_SYNC_ASYNC:
-      return 1;
-    case MLFAB_SYNC_BSP:
-    case MLFAB_SYNC_DROP:
-      return i < v;
-    default:
-      return i < v + s;
-  }
+  int rounds = l->s.sync.kind == MLFAB_SYNC_BSP || l->s.sync.kind == MLFAB_SYNC_DROP;
+  return l->s.sync.kind == MLFAB_SYNC_ASYNC || i < (rounds ? v : v + s);
 }
 
 static int literal_passes(const literal *l, const pull *p) {
@@ -304,6 +297,14 @@ static void literal_delay(literal *l, uint32_t id) {
   int64_t i = (int64_t)pulls[id].progress - 1, v = (int64_t)l->s.v;
   int64_t index = l->s.sync.soft || i < v ? v : i;
   l->callbacks[index][l->ncallbacks[index]++] = id;
+}
+
+/* Answers a delayed pull, or delays it again. */
+static void literal_settle(literal *l, uint32_t id, int passes) {
+  if (passes || literal_within(l, pulls[id].progress))
+    answer(&l->s, id);
+  else
+    literal_delay(l, id);
 }
 
 static void literal_tune(literal *l, uint64_t spread) {
@@ -336,10 +337,7 @@ static void literal_advance(literal *l) {
     l->delayed = 0;
     for (uint32_t k = 0; k < n; k++) {
       int chance = l->s.sync.kind == MLFAB_SYNC_PSSP || l->s.sync.kind == MLFAB_SYNC_PSSP_DYNAMIC;
-      if (chance || literal_within(l, pulls[ids[k]].progress))
-        answer(&l->s, ids[k]);
-      else
-        literal_delay(l, ids[k]);
+      literal_settle(l, ids[k], chance);
     }
   }
 }
@@ -390,12 +388,7 @@ static void literal_switch(literal *l, const mlfab_sync *sync) {
   l->delayed = l->quiet = 0;
   literal_advance(l);
   n = literal_take(l, -1, ids);
-  for (uint32_t k = 0; k < n; k++) {
-    if (literal_within(l, pulls[ids[k]].progress))
-      answer(&l->s, ids[k]);
-    else
-      literal_delay(l, ids[k]);
-  }
+  for (uint32_t k = 0; k < n; k++) literal_settle(l, ids[k], 0);
 }
 
 /* ---- traces ---- */
@@ -417,13 +410,22 @@ static mlfab_sync some_model(mlfab__rng *prng) {
   return sync;
 }
 
+static void both_push(uint32_t worker) {
+  clock_push(&ours, worker);
+  literal_push(&theirs, worker);
+}
+
+static void both_switch(const mlfab_sync *sync) {
+  clock_switch(&ours, sync);
+  literal_switch(&theirs, sync);
+}
+
 static void begin(const mlfab_sync *sync) {
   mlfab__heap_free(&ours.lazy.heap, &env);
   memset(&ours, 0, sizeof ours);
   memset(&theirs, 0, sizeof theirs);
   npulls = 0;
-  clock_switch(&ours, sync);
-  literal_switch(&theirs, sync);
+  both_switch(sync);
 }
 
 static void add_pull(uint32_t worker, double draw) {
@@ -447,10 +449,7 @@ static void end(uint64_t seed) {
   uint64_t most = look(&ours.s, 0, 0).fastest;
   for (uint64_t i = 0; i <= most; i++)
     for (uint32_t w = 0; w < WORKERS; w++)
-      if (!ours.s.dead[w] && ours.s.pushed[w] < most) {
-        clock_push(&ours, w);
-        literal_push(&theirs, w);
-      }
+      if (!ours.s.dead[w] && ours.s.pushed[w] < most) both_push(w);
   compare(seed, UINT32_MAX);
   if (ours.lazy.heap.count > 0)
     fail_msg("MLFAB_SEED=%llu: a pull waits for ever", (unsigned long long)seed);
@@ -476,15 +475,13 @@ static void trace(uint64_t seed) {
     double draw = mlfab__rng_unit(&prng);
     if (what < changes) {
       sync = some_model(&prng);
-      clock_switch(&ours, &sync);
-      literal_switch(&theirs, &sync);
+      both_switch(&sync);
     } else if (ours.s.dead[w] || (w == slow && draw < 0.7)) {
       continue;
     } else if (what < 50) {
       add_pull(w, draw);
     } else if (what < 98 || !deaths) {
-      clock_push(&ours, w);
-      literal_push(&theirs, w);
+      both_push(w);
     } else {
       uint32_t ids[PULLS];
       clock_die(&ours, w);
@@ -519,8 +516,7 @@ static uint64_t closed(mlfab_sync sync, uint64_t seed, uint64_t *delayed_p) {
     double draw = mlfab__rng_unit(&prng);
     if (mlfab__rng_below(&prng, 12) > 5 + w) continue;
     if (last[w] != UINT32_MAX && !ours.s.answered[last[w]]) continue;
-    clock_push(&ours, w);
-    literal_push(&theirs, w);
+    both_push(w);
     last[w] = npulls;
     add_pull(w, draw);
     compare(seed, event);
@@ -587,8 +583,7 @@ TEST(test_figure_3) {
     begin(&sync);
     for (uint32_t k = 0; k < WORKERS; k++)
       for (uint32_t w = k ? WORKERS - k : 0, i = 0; i < (w ? 5 : 1); i++) {
-        clock_push(&ours, w);
-        literal_push(&theirs, w);
+        both_push(w);
         if (w == 1) add_pull(w, 0);
       }
     assert_int_equal(ours.s.v, 1);

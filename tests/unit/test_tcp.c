@@ -76,6 +76,8 @@ typedef struct end {
   uint64_t now_ns; /* the time of its clock */
 } end;
 
+static end a, b; /* of the test that runs */
+
 static void *end_allocate(void *user, size_t bytes) {
   end *e = user;
   if (e->allocations_left == 0) return NULL;
@@ -208,10 +210,44 @@ static void stranger_beats(int fd) {
 
 /* The head of a chunk, in `head`. */
 static void seal_chunk(uint8_t *head, const void *bulk, uint32_t bytes) {
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = bytes};
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL,
+                          .type = MLFAB__CHUNK,
+                          .flags = MLFAB__WIRE_BULK_CRC,
+                          .bulk_bytes = bytes};
   mlfab__wire_seal(head, &header, bulk);
 }
 
+/* Sends this chunk until there is no room. Returns how often. */
+static int fill(const void *head, const void *bulk, uint32_t bytes, uint64_t token) {
+  int sent = 0;
+  while (!tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, bytes, token)) sent++;
+  return sent;
+}
+
+static void poll_for(end *e, int times, useconds_t us) {
+  for (int i = 0; i < times; i++) {
+    end_poll(e);
+    usleep(us);
+  }
+}
+
+/* All descriptors of the process are taken, up to a limit. */
+static int taken[4096], ntaken;
+static struct rlimit before_taking;
+
+static void take_descriptors(rlim_t limit) {
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before_taking), 0);
+  struct rlimit few = before_taking;
+  few.rlim_cur = mlfab__min(few.rlim_cur, limit);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (ntaken < 4096 && (taken[ntaken] = dup(0)) >= 0) ntaken++;
+  assert_int_equal(errno, EMFILE);
+}
+
+static void give_descriptors_back(void) {
+  while (ntaken > 0) close(taken[--ntaken]);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before_taking), 0);
+}
 /* A first frame. */
 static void greet(end *from, end *to) {
   int before = to->frames;
@@ -220,12 +256,7 @@ static void greet(end *from, end *to) {
   to->frames = before;
 }
 
-static end a, b; /* of the test that runs */
-
-static int one_end(void **state) {
-  (void)state;
-  return end_open(&a, "", "", 0);
-}
+static int one_end(void **state) { return (void)state, end_open(&a, "", "", 0); }
 
 static int two_ends(void **state) { return one_end(state) | end_open(&b, "", "", 0); }
 
@@ -353,8 +384,7 @@ TEST(test_closed) {
     assert_int_equal(end_open(&a, refused[i], "", 0), MLFAB_ERR_INSECURE);
     assert_non_null(strstr(a.error.text, "MLFAB_KEY"));
   }
-  assert_int_equal(end_open(&a, "", "", 0), 0);
-  assert_int_equal(end_open(&b, "", "", 0), 0);
+  assert_int_equal(two_ends(NULL), 0);
   assert_int_equal(strncmp(a.address, "unix:", 5), 0);
   assert_true(strcmp(a.address, b.address) != 0);
   assert_int_equal(tcp()->connect(a.self, "tcp:127.0.0.1:9", 1), MLFAB_ERR_INSECURE);
@@ -362,8 +392,7 @@ TEST(test_closed) {
   assert_int_equal(tcp()->connect(a.self, b.address, 2), 0);
   UNTIL(&a, &b, a.ups || a.downs);
   assert_int_equal(a.ups, 1);
-  end_close(&a);
-  end_close(&b);
+  close_ends(NULL);
   unkeyed = 0;
 }
 
@@ -564,28 +593,17 @@ TEST_WITH(test_little_before_admission, one_end, close_ends) {
 
 /* The process has no descriptor left: a connection that waits for admission is closed for a newer caller. */
 TEST_WITH(test_descriptors_for_newcomers, one_end, close_ends) {
-  enum { MANY = 10, MOST = 4096 };
-  static int taken[MOST];
-  int fds[MANY], n = 0;
-  struct rlimit before, few;
+  enum { MANY = 10 };
+  int fds[MANY];
   for (int i = 0; i < MANY; i++) fds[i] = stranger(&a);
-  for (int i = 0; i < 200; i++) {
-    end_poll(&a);
-    usleep(100);
-  }
-  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-  few = before;
-  few.rlim_cur = mlfab__min(before.rlim_cur, 256);
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-  while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
-  assert_int_equal(errno, EMFILE);
-  close(taken[--n]);
+  poll_for(&a, 200, 100);
+  take_descriptors(256);
+  close(taken[--ntaken]);
   int fd = stranger(&a);
   stranger_beats(fd);
   UNTIL(&a, &a, a.ups == 1 && a.frames == 1);
   assert_int_equal(a.refused, 1);
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-  while (n > 0) close(taken[--n]);
+  give_descriptors_back();
   for (int i = 0; i < MANY; i++) close(fds[i]);
   close(fd);
 }
@@ -622,16 +640,12 @@ TEST_WITH(test_protocol, one_end, close_ends) {
 TEST_WITH(test_linger, two_ends, close_ends) {
   static uint8_t bulk[MLFAB_BULK_MAX];
   uint8_t head[128];
-  mlfab__header header = {
-      .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
-  header.flags = MLFAB__WIRE_BULK_CRC;
   connect_ends();
   beat(&a, a.link);
   UNTIL(&a, &b, b.ups);
   memset(bulk, 7, sizeof bulk);
-  mlfab__wire_seal(head, &header, bulk);
-  int sent = 1;
-  while (!tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, sizeof bulk, 5)) sent++;
+  seal_chunk(head, bulk, sizeof bulk);
+  int sent = 1 + fill(head, bulk, sizeof bulk, 5);
   tcp()->disconnect(a.self, a.link);
   memset(bulk, 8, sizeof bulk);
   UNTIL(&a, &b, b.downs);
@@ -713,21 +727,17 @@ TEST_WITH(test_attempts, NULL, close_ends) {
 /* One detach returns all bulks sent with a token, because the chunks of an update share one. The receiver
  * gets the bytes as they were sent, whatever the sender writes there afterwards. */
 TEST_WITH(test_detach_all, NULL, close_ends) {
-  enum { CHUNKS = 64, BYTES = 262144 };
+  enum { BYTES = 262144 };
   assert_int_equal(end_open(&a, "tcp:127.0.0.1:0", "", 0), 0);
   assert_int_equal(end_open(&b, "tcp:127.0.0.1:0", "", 0), 0);
   connect_ends();
   greet(&a, &b);
   uint8_t *bulk = malloc(BYTES), head[128];
-  int sent = 0, came = 0, wrong = 0;
+  int came = 0, wrong = 0;
   assert_non_null(bulk);
   memset(bulk, 7, BYTES);
-  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BYTES};
-  mlfab__chunk chunk = {.seq = 1};
-  header.meta_bytes = mlfab__encode_chunk(head + MLFAB_HEADER_BYTES, &chunk);
-  mlfab__wire_seal(head, &header, bulk);
-  uint32_t bytes = MLFAB_HEADER_BYTES + header.meta_bytes;
-  while (sent < CHUNKS && tcp()->send(a.self, a.link, head, bytes, bulk, BYTES, 99) == 0) sent++;
+  seal_chunk(head, bulk, BYTES);
+  int sent = fill(head, bulk, BYTES, 99);
   tcp()->flush(a.self);
   assert_int_equal(tcp()->detach(a.self, a.link, 99), 0);
   memset(bulk, 9, BYTES);
@@ -751,24 +761,16 @@ TEST_WITH(test_detach_all, NULL, close_ends) {
 /* The process has no descriptor left when a peer connects, and frees some later: then the peer is admitted,
  * although no link of this transport was closed. */
 TEST_WITH(test_no_descriptors, one_end, close_ends) {
-  struct rlimit before, few;
-  int taken[256], n = 0;
   a.now_ns = 5;
   int fd = stranger(&a);
-  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-  few = before;
-  few.rlim_cur = (rlim_t)fd + 100;
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-  while (n < 256 && (taken[n] = dup(fd)) >= 0) n++;
-  assert_true(n < 256);
+  take_descriptors((rlim_t)fd + 100);
   stranger_beats(fd);
   for (int i = 0; i < 100 && !a.logged[0]; i++) end_poll(&a), usleep(1000);
   assert_non_null(strstr(a.logged, strerror(EMFILE)));
   a.logged[0] = 0;
   for (int i = 0; i < 30; i++) a.now_ns += 100000000, end_poll(&a);
   assert_int_equal(a.logged[0], 0); /* logged once */
-  while (n > 0) close(taken[--n]);
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  give_descriptors_back();
   end_poll(&a);
   assert_int_equal(a.ups, 0);               /* not before its time */
   tcp()->wait(a.self, 10ull * 1000000000u); /* returns early, to look again */
@@ -867,12 +869,9 @@ TEST(test_probe_of_a_child) { skip(); }
 /* The k-th allocation fails, for every k: an error, and no leak. */
 TEST(test_out_of_memory) {
   uint8_t head[128], first[128];
-  uint32_t first_bytes;
   static uint8_t bulk[100000];
-  mlfab__header header = {
-      .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
-  mlfab__wire_seal(head, &header, bulk);
-  first_bytes = frame(first, MLFAB_PROTOCOL);
+  seal_chunk(head, bulk, sizeof bulk);
+  uint32_t first_bytes = frame(first, MLFAB_PROTOCOL);
   for (int k = 0, clean = 0; !clean; k++) {
     int status = end_open_limited(&a, "", "", 0, k);
     if (status) {
@@ -899,8 +898,7 @@ TEST(test_out_of_memory) {
     assert_true(status == 0 || status == MLFAB_ERR_MEMORY);
     clean = a.allocations_left > 0 && b.allocations_left > 0 && b.frames > 2;
     assert_true(k < 100);
-    end_close(&a);
-    end_close(&b);
+    close_ends(NULL);
   }
 }
 
@@ -923,9 +921,14 @@ static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
     if (n > 0) at += (size_t)n;
     end_poll(e);
   }
-  for (int i = 0; i < 50; i++) {
-    end_poll(e);
-    usleep(200);
+  poll_for(e, 50, 200);
+}
+
+/* The same in pieces of equal size, one each SLICE. */
+static void write_slowly(int fd, const uint8_t *data, int pieces, size_t bytes) {
+  for (int i = 0; i < pieces; i++) {
+    a.now_ns += SLICE;
+    write_all(&a, fd, data + (size_t)i * bytes, bytes);
   }
 }
 
@@ -959,19 +962,13 @@ TEST_WITH(test_measure_in, one_end, close_ends) {
   /* A large one in slices: idle for 100 ms, then its beginning, then 400 KB in 200 ms. */
   a.now_ns += 10 * SLICE;
   write_all(&a, fd, bytes, HEAD + 20000);
-  for (int i = 0; i < 20; i++) {
-    a.now_ns += SLICE;
-    write_all(&a, fd, bytes + HEAD + 20000 + i * 20000, 20000);
-  }
+  write_slowly(fd, bytes + HEAD + 20000, 20, 20000);
   assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.bytes_in, HEAD + 420000);
   assert_true(m.delivery_in > 1.99e6 && m.delivery_in < 2.01e6);
   assert_int_equal(m.limited_in, 1);
   /* Only this frame during the whole next window. */
-  for (int i = 0; i < 20; i++) {
-    a.now_ns += SLICE;
-    write_all(&a, fd, bytes + HEAD + 420000 + i * 10000, 10000);
-  }
+  write_slowly(fd, bytes + HEAD + 420000, 20, 10000);
   assert_int_equal(measure(&a, 0, &m), 1);
   assert_int_equal(m.bytes_in, 200000);
   assert_int_equal(m.limited_in, 0);
@@ -1047,24 +1044,18 @@ TEST_WITH(test_measure_out, two_ends, close_ends) {
   UNTIL(&a, &b, b.frames == 1);
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &n), 0);
-  int sent = 0; /* sends until b's buffers are full */
-  while (tcp()->send(a.self, a.link, head, HEAD, bulk, BULK, 5) == 0) sent++;
-  for (int i = 0; i < 100; i++) {
-    end_poll(&a);
-    usleep(500);
-  }
+  int sent = fill(head, bulk, BULK, 5); /* b's buffers are full */
+  poll_for(&a, 100, 500);
   assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
   assert_true(m.bytes_out > 0 && m.bytes_out < (uint64_t)sent * (HEAD + BULK));
+  uint64_t out = m.bytes_out;
   for (int i = 0; i < 3; i++) { /* b does not read */
-    uint64_t before = m.bytes_out;
     end_poll(&a);
     assert_int_equal(measure(&a, 20 * SLICE, &n), 1);
     assert_int_equal(n.bytes_out, 0);
     assert_int_equal(n.limited_out, 1);
     assert_true(n.delivery_out == 0);
-    m.bytes_out = before;
   }
-  uint64_t out = m.bytes_out;
   UNTIL(&a, &b, b.frames == 1 + sent);
   assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
   assert_int_equal(measure(&b, 100 * SLICE, &n), 1);
@@ -1120,12 +1111,12 @@ TEST_WITH(test_measure_told, two_ends, close_ends) {
 /* Sends as much as fits while the other end reads a little. */
 static void send_against(uint32_t link, int fd) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
-  static uint8_t bulk[BULK], head[128], taken[65536];
+  static uint8_t bulk[BULK], head[128], sink[65536];
   seal_chunk(head, bulk, BULK);
   for (size_t bytes = 0; bytes < BULK;) {
     while (tcp()->send(a.self, link, head, HEAD, bulk, BULK, 5) == 0) continue;
     end_poll(&a);
-    ssize_t n = recv(fd, taken, sizeof taken, MSG_DONTWAIT);
+    ssize_t n = recv(fd, sink, sizeof sink, MSG_DONTWAIT);
     if (n > 0) bytes += (size_t)n;
     if (n < 0) usleep(200);
   }
@@ -1191,8 +1182,7 @@ TEST_WITH(test_measure_within_the_host, NULL, close_ends) {
   assert_int_equal(end_open(&b, "tcp:0.0.0.0:0", "", 1), 0);
   if (!strncmp(a.address, "tcp:127.", 8)) {
     print_message("no network interface here\n");
-    end_close(&a);
-    end_close(&b);
+    close_ends(NULL);
     skip();
   }
   a.now_ns = b.now_ns = SLICE;
@@ -1201,8 +1191,7 @@ TEST_WITH(test_measure_within_the_host, NULL, close_ends) {
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &m), 0);
   for (int round = 0; round < 20; round++) {
-    int sent = 0;
-    while (tcp()->send(a.self, a.link, head, HEAD, bulk, BULK, 5) == 0) sent++;
+    int sent = fill(head, bulk, BULK, 5);
     a.now_ns += SLICE;
     b.now_ns += SLICE;
     UNTIL(&a, &b, b.frames >= sent);

@@ -17,19 +17,16 @@
 /* --- metrics --- */
 
 static mlfab__snapshot snapshot_of(const char *job) {
-  mlfab__snapshot s;
-  memset(&s, 0, sizeof s);
-  s.unix_ns = UINT64_C(1700000000123456789);
-  s.opened_unix_ns = UINT64_C(1700000000000000000);
-  s.state = 1;
-  s.rank = 3;
-  s.server = -1;
-  s.role = "worker";
-  s.job = job;
-  s.host = "here";
-  s.pid = 77;
-  s.waits_for = MLFAB_NO_RANK;
-  return s;
+  return (mlfab__snapshot){.unix_ns = UINT64_C(1700000000123456789),
+                           .opened_unix_ns = UINT64_C(1700000000000000000),
+                           .state = 1,
+                           .rank = 3,
+                           .server = -1,
+                           .role = "worker",
+                           .job = job,
+                           .host = "here",
+                           .pid = 77,
+                           .waits_for = MLFAB_NO_RANK};
 }
 
 static char text[1 << 17];
@@ -340,10 +337,7 @@ TEST(test_runs_against_a_literal_reading) {
     for (uint32_t i = 0; i < n; i++)
       if (records[i].kind == MLFAB__TRACE_RUN) found += records[i].bytes;
     assert_int_equal(found, sent);
-    for (uint32_t peer = 0; peer < PEERS; peer++) {
-      check_lane(n, peer, 0);
-      check_lane(n, peer, 1);
-    }
+    for (uint32_t lane = 0; lane < 2 * PEERS; lane++) check_lane(n, lane / 2, (int)lane % 2);
     mlfab__trace_close(&trace, &node);
     assert_null(node.tap);
   }
@@ -452,8 +446,7 @@ static char said[4096];
 static int lines;
 
 static void on_log(void *user, int level, const char *line) {
-  (void)user;
-  (void)level;
+  (void)user, (void)level;
   lines++;
   snprintf(said, sizeof said, "%s", line);
 }
@@ -478,6 +471,14 @@ static mlfab_config alone(void) {
   mlfab_config_init(&c);
   c.metrics_ns = 10000000;
   return c;
+}
+
+/* The text has this sample of the node. */
+static void told(const char *name, int value) {
+  char wanted[160];
+  snprintf(wanted, sizeof wanted,
+           "%s{fabric=\"mlfab\",role=\"worker+server\",rank=\"0\",server=\"0\"} %d\n", name, value);
+  if (!strstr(text, wanted)) fail_msg("there is no %s", wanted);
 }
 
 /* A worker that trains alone: pushes and pulls once. */
@@ -511,15 +512,9 @@ TEST(test_metrics_are_replaced) {
   assert_string_equal(kept, "old");
   fclose(old);
   read_file("worker-0.prom");
-  assert_non_null(strstr(text,
-                         "mlfab_pushes_applied_total{fabric=\"mlfab\",role=\"worker+server\","
-                         "rank=\"0\",server=\"0\"} 1\n"));
-  assert_non_null(strstr(text,
-                         "mlfab_iterations_total{fabric=\"mlfab\",role=\"worker+server\","
-                         "rank=\"0\",server=\"0\"} 1\n"));
-  assert_non_null(strstr(text,
-                         "mlfab_state{fabric=\"mlfab\",role=\"worker+server\",rank=\"0\","
-                         "server=\"0\"} 3\n")); /* closed */
+  told("mlfab_pushes_applied_total", 1);
+  told("mlfab_iterations_total", 1);
+  told("mlfab_state", 3); /* closed */
 }
 
 /* The thread is held up by the context's lock, which it needs for metrics; lines beyond the ring are counted. */
@@ -583,9 +578,7 @@ TEST(test_text_and_lines_by_hand) {
   assert_true(bytes <= whole + 64 && whole <= bytes + 64); /* waits and times differ in length */
   assert_int_equal(strlen(text) + 1, bytes);
   assert_non_null(strstr(text, "# TYPE mlfab_commits_total counter\n"));
-  assert_non_null(strstr(text,
-                         "mlfab_state{fabric=\"mlfab\",role=\"worker+server\",rank=\"0\","
-                         "server=\"0\"} 1\n"));
+  told("mlfab_state", 1);
   assert_int_equal(mlfab_log(ctx, MLFAB_LOG_ERROR, "nobody hears it"), 0);
   assert_int_equal(mlfab_close(&ctx), 0);
   c.env = &env;
