@@ -78,8 +78,7 @@ static struct {
 static uint64_t clock_now(void *user) { return (void)user, n.now; }
 
 static void log_line(void *user, int level, const char *line) {
-  (void)user;
-  (void)level;
+  (void)user, (void)level;
   if (!strstr(line, "was altered or repeated on its way")) return;
   n.words++;
   snprintf(n.logged, sizeof n.logged, "%s", line);
@@ -255,8 +254,7 @@ static void turn(void) {
 }
 
 static int finish(int i, mlfab_request request) {
-  mlfab_result result;
-  memset(&result, 0, sizeof result);
+  mlfab_result result = {0};
   for (int done = 0; !done; turn())
     assert_int_equal(mlfab_node_test(n.node[i], request, &done, &result), 0);
   if (result.status) {

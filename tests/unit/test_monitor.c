@@ -30,19 +30,15 @@ static rig begin(void) {
 }
 
 /* The capacities now; of a copy, so that what was told stays as it is. */
-static double in(const rig *r) {
+static double capacity(const rig *r, int outward) {
   mlfab__monitor copy = r->monitor;
-  double a, b;
-  (void)mlfab__monitor_take(&copy, r->now, &a, &b);
-  return a;
+  double at[2];
+  (void)mlfab__monitor_take(&copy, r->now, &at[0], &at[1]);
+  return at[outward];
 }
 
-static double out(const rig *r) {
-  mlfab__monitor copy = r->monitor;
-  double a, b;
-  (void)mlfab__monitor_take(&copy, r->now, &a, &b);
-  return b;
-}
+static double in(const rig *r) { return capacity(r, 0); }
+static double out(const rig *r) { return capacity(r, 1); }
 
 /* Half a heartbeat in which `rate` came in, and nobody knows what went out. */
 static void sample(rig *r, double rate, int limited, double delivery, double nominal) {
@@ -142,8 +138,7 @@ TEST(test_lower_bounds_do_not_lower) {
   /* One sample after a long silence may be a slow peer's. */
   full(&r, 5 * MB);
   about(in(&r), 40 * MB, 1e-6);
-  idle(&r,
-       39 * MB); /* a lower bound that is about the estimate confirms it, and does not lower it */
+  idle(&r, 39 * MB); /* a lower bound about the estimate confirms it, and does not lower it */
   full(&r, 5 * MB);
   full(&r, 5 * MB);
   about(in(&r), 40 * MB, 1e-6);
@@ -392,8 +387,7 @@ static uint64_t monotonic_ns(void) {
 }
 
 static int fake_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
-  (void)self;
-  (void)now_ns;
+  (void)self, (void)now_ns;
   measures++;
   *measure_p = (mlfab_measure){.elapsed_ns = 1000000, .bytes_in = 20000, .bytes_out = 30000};
   return 1;

@@ -198,6 +198,13 @@ static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, u
   SAY(link, HELLO, hello, &hello);
 }
 
+static uint32_t dial_hello(int to, uint32_t worker, uint32_t incarnation, uint32_t roles,
+                           uint64_t nonce) {
+  uint32_t link = dial_to(to);
+  say_hello_as(link, worker, incarnation, roles, nonce);
+  return link;
+}
+
 static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
   say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER, worker < NODES ? n.nonce[worker] : 0);
 }
@@ -418,8 +425,8 @@ TEST_WITH(test_roles_beside, setup_beside, teardown) {
   const uint32_t *planner = q.node[0]->pairs[MLFAB__PAIR_PLANNER];
   const uint32_t *server = q.node[0]->pairs[MLFAB__PAIR_SERVER];
   for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
-    uint32_t link = dial();
-    say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
+    uint32_t link =
+        dial_hello(0, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
     refused_as(MLFAB_ERR_RANK_TAKEN);
     given_up(link, "a second scheduler");
     link = dial();
@@ -443,6 +450,13 @@ static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
   SAY(link, JOIN, join, &join);
 }
 
+/* The same on a new link, which it returns. */
+static uint32_t joins(uint64_t nonce) {
+  uint32_t link = dial();
+  say_join(link, 2, nonce);
+  return link;
+}
+
 /* The outside closes the link. */
 static void hang_up(uint32_t link) {
   post_down(0, link);
@@ -457,17 +471,14 @@ static void taken(uint32_t link, const char *what) {
 /* A living process keeps its rank, whatever incarnation another process claims. */
 TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
   uint32_t number = incarnation_of(2);
-  uint32_t link = dial();
-  say_join(link, 2, 77);
+  uint32_t link = joins(77);
   taken(link, "a second JOIN");
   assert_non_null(strstr(q.refuse.text, "worker 2"));
   for (uint32_t i = 0; i < 3; i++) {
-    link = dial_to(1);
-    say_hello_as(link, 2, i == 2 ? UINT32_MAX : number + i, MLFAB_ROLE_WORKER, 77);
+    link = dial_hello(1, 2, i == 2 ? UINT32_MAX : number + i, MLFAB_ROLE_WORKER, 77);
     taken(link, "a second HELLO");
   }
-  link = dial();
-  say_hello_as(link, 2, number, MLFAB_ROLE_WORKER, 77);
+  link = dial_hello(0, 2, number, MLFAB_ROLE_WORKER, 77);
   given_up(link, "another process at server 0, which knows who joined");
   assert_int_equal(q.refuse.code, MLFAB_ERR_FENCED);
   assert_int_equal(q.node[1]->parts->server->peers[2].incarnation, number);
@@ -486,15 +497,13 @@ TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
 TEST_WITH(test_number_of_a_dead_process, setup_two_servers, teardown) {
   uint32_t old = incarnation_of(2), last = q.node[0]->links[q.node[0]->callers[2].link].id;
   vanish();
-  uint32_t link = dial();
-  say_join(link, 2, 77);
+  uint32_t link = joins(77);
   say_beat(last, q.now, MLFAB__BEAT);
   say_beat(last, 12345, MLFAB__BEAT_ANSWER);
   run(2ull * BEAT);
   assert_true(q.link[link].up);
   assert_int_equal(q.heard_all, 0);
-  uint32_t second = dial();
-  say_join(second, 2, 78);
+  uint32_t second = joins(78);
   run(4ull * BEAT);
   assert_int_equal(q.heard_type, MLFAB__WELCOME);
   assert_true(q.welcome.incarnation > old);
@@ -505,8 +514,7 @@ TEST_WITH(test_number_of_a_dead_process, setup_two_servers, teardown) {
   assert_int_equal(q.heartbeat.kind, MLFAB__BEAT_PROBE);
   taken(second, "the second");
   /* The same at the other server: its link to the dead process has gone meanwhile, or goes now. */
-  link = dial_to(1);
-  say_hello_as(link, 2, q.welcome.incarnation, MLFAB_ROLE_WORKER, 77);
+  link = dial_hello(1, 2, q.welcome.incarnation, MLFAB_ROLE_WORKER, 77);
   run(6ull * BEAT);
   assert_int_equal(q.node[1]->parts->server->peers[2].incarnation, q.welcome.incarnation);
   assert_int_equal(q.node[1]->claims + q.node[0]->claims, 0);
@@ -515,15 +523,13 @@ TEST_WITH(test_number_of_a_dead_process, setup_two_servers, teardown) {
 /* A hand-driven process may compute: it keeps its rank while its connection stands. */
 TEST_WITH(test_number_of_a_silent_process, setup_by_hand, teardown) {
   vanish();
-  uint32_t link = dial();
-  say_join(link, 2, 77);
+  uint32_t link = joins(77);
   run(4ull * BEAT);
   assert_true(q.link[link].up);
   run(2ull * BEAT);
   taken(link, "a number whose process computes");
   /* When the connection breaks, the process that waits is admitted at once. */
-  link = dial();
-  say_join(link, 2, 77);
+  link = joins(77);
   hang_up(q.node[0]->links[q.node[0]->callers[2].link].id);
   assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
@@ -535,8 +541,7 @@ TEST_WITH(test_number_between_links, setup_two_servers, teardown) {
   run(6ull * BEAT); /* until the rank is free */
   for (int late = 0; late < 2; late++) {
     uint64_t nonce = 77 + (uint64_t)late;
-    uint32_t link = dial();
-    say_join(link, 2, nonce);
+    uint32_t link = joins(nonce);
     assert_int_equal(q.heard_type, MLFAB__WELCOME);
     uint32_t incarnation = q.welcome.incarnation, second = dial();
     say_join(second, 2, 90);
@@ -545,18 +550,17 @@ TEST_WITH(test_number_between_links, setup_two_servers, teardown) {
     assert_int_equal(q.heard, 0);
     assert_false(q.link[second].up);
     if (late) break;
-    say_join(second = dial(), 2, 90);
+    second = joins(90);
     assert_int_equal(q.heard, 0);
-    link = dial();
-    say_hello_as(link, 2, incarnation, MLFAB_ROLE_WORKER, nonce);
+    link = dial_hello(0, 2, incarnation, MLFAB_ROLE_WORKER, nonce);
     assert_int_equal(q.heard_type, MLFAB__HELLO_ACK);
     hang_up(link); /* after HELLO it may leave: another process is admitted at once */
   }
   run(4ull * BEAT);
-  say_join(dial(), 2, 91);
+  (void)joins(91);
   assert_int_equal(q.heard, 0);
   run(1ull * BEAT);
-  say_join(dial(), 2, 91);
+  (void)joins(91);
   assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
 
@@ -579,8 +583,7 @@ TEST_WITH(test_number_of_the_scheduler, NULL, teardown) {
   assert_int_equal(q.heard_type, MLFAB__WELCOME);
   uint32_t incarnation = q.welcome.incarnation;
   for (int again = 0; again < 2; again++) {
-    link = dial();
-    say_hello_as(link, NODES, incarnation, MLFAB_ROLE_SCHEDULER, 77);
+    link = dial_hello(0, NODES, incarnation, MLFAB_ROLE_SCHEDULER, 77);
     assert_int_equal(q.node[0]->links[q.node[0]->callers[NODES].link].id, link);
     hang_up(again ? link : joining);
     if (again) break;
@@ -606,17 +609,14 @@ static void fenced(uint32_t link, const char *what) {
 TEST_WITH(test_roles_that_were_not_given, setup_beside_two, teardown) {
   const uint32_t first = incarnation_of(0), second = incarnation_of(1);
   for (uint32_t i = 0; i < 6; i++) {
-    uint32_t link = dial_to(1);
-    say_hello_as(link, 0, i >= 4 ? UINT32_MAX : first + i / 2,
-                 i % 2 ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_SERVER, 77);
+    uint32_t link = dial_hello(1, 0, i >= 4 ? UINT32_MAX : first + i / 2,
+                               i % 2 ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_SERVER, 77);
     fenced(link, i % 2 ? "another process as the scheduler" : "another process as server 0");
   }
-  uint32_t link = dial_to(1);
-  say_hello_as(link, 2, first, MLFAB_ROLE_SCHEDULER, 77);
+  uint32_t link = dial_hello(1, 2, first, MLFAB_ROLE_SCHEDULER, 77);
   given_up(link, "a worker as the scheduler");
   for (uint32_t i = 0; i < 2; i++) {
-    link = dial();
-    say_hello_as(link, 1, second + i, MLFAB_ROLE_SERVER, i ? n.nonce[1] : 77);
+    link = dial_hello(0, 1, second + i, MLFAB_ROLE_SERVER, i ? n.nonce[1] : 77);
     fenced(link, i ? "another incarnation of server 1" : "another process as server 1");
   }
   assert_int_equal(q.node[1]->reshard_links[0], MLFAB__NO_LINK);
@@ -657,9 +657,7 @@ TEST_WITH(test_window_ahead, setup, teardown) {
 /* A waiting process that closes its link is forgotten; one that sends more frames is refused. */
 TEST_WITH(test_claims_end, setup_two_servers, teardown) {
   vanish();
-  uint32_t link = dial(), second = dial();
-  say_join(link, 2, 77);
-  say_join(second, 2, 78);
+  uint32_t link = joins(77), second = joins(78);
   assert_int_equal(q.node[0]->claims, 2);
   post_down(0, link);
   say_join(second, 2, 78);
@@ -673,8 +671,7 @@ TEST_WITH(test_claim_without_claimant, setup_two_servers, teardown) {
   uint32_t last = q.node[0]->links[q.node[0]->callers[2].link].id;
   vanish();
   for (int back = 0; back < 2; back++) {
-    uint32_t link = dial();
-    say_join(link, 2, 77);
+    uint32_t link = joins(77);
     assert_int_equal(q.node[0]->claims, 1);
     hang_up(link);
     for (int i = 0; i < (back ? 5 : 8); i++) {
@@ -684,7 +681,7 @@ TEST_WITH(test_claim_without_claimant, setup_two_servers, teardown) {
     }
   }
   run(BEAT / 4);
-  say_join(dial(), 2, 77); /* it calls again, and does not wait for another probe */
+  (void)joins(77); /* it calls again, and does not wait for another probe */
   run(BEAT / 4);
   assert_int_equal(q.heard_type, MLFAB__WELCOME);
 }
@@ -1261,18 +1258,6 @@ static void caller_acts(caller *c) {
   }
 }
 
-static void caller_opens(caller *c, const char *coordinator) {
-  mlfab_config config;
-  memset(c, 0, sizeof *c);
-  mlfab_config_init(&config);
-  config.workers = 2;
-  config.rank = 1;
-  config.timeout_ns = 60000000000;
-  snprintf(config.coordinator, sizeof config.coordinator, "%s", coordinator);
-  assert_int_equal(mlfab_node_open(&config, "queue:1", 0, &c->node, NULL), 0);
-  caller_acts(c);
-}
-
 /* Waits until it calls, or has failed. Returns how long. */
 static uint64_t caller_calls(caller *c, const char *at) {
   uint64_t since = c->now;
@@ -1285,6 +1270,20 @@ static uint64_t caller_calls(caller *c, const char *at) {
   if (!mlfab_node_ready(c->node, NULL)) assert_string_equal(c->called, at);
   c->called[0] = 0;
   return c->now - since;
+}
+
+/* It has called at this address. */
+static void caller_opens(caller *c, const char *coordinator, const char *at) {
+  mlfab_config config;
+  memset(c, 0, sizeof *c);
+  mlfab_config_init(&config);
+  config.workers = 2;
+  config.rank = 1;
+  config.timeout_ns = 60000000000;
+  snprintf(config.coordinator, sizeof config.coordinator, "%s", coordinator);
+  assert_int_equal(mlfab_node_open(&config, "queue:1", 0, &c->node, NULL), 0);
+  caller_acts(c);
+  (void)caller_calls(c, at);
 }
 
 static void caller_event(caller *c, mlfab_io_event e) {
@@ -1325,8 +1324,7 @@ TEST(test_causes_of_a_refusal) {
       made m;
       mlfab_error error;
       mlfab__refuse refuse = {MLFAB_ERR_REFUSED, 0, cause, "any words (MLFAB_KEY)"};
-      caller_opens(&c, ports == 1 ? "tcp:h:1" : "tcp:h:1-3");
-      (void)caller_calls(&c, "tcp:h:1");
+      caller_opens(&c, ports == 1 ? "tcp:h:1" : "tcp:h:1-3", "tcp:h:1");
       caller_up(&c);
       MAKE(&m, REFUSE, refuse, &refuse);
       caller_hears(&c, &m);
@@ -1348,9 +1346,8 @@ TEST(test_pace_of_calls) {
   const uint64_t fifth = 100000000;
   caller c;
   made m;
-  caller_opens(&c, "tcp:h:7");
+  caller_opens(&c, "tcp:h:7", "tcp:h:7");
   uint64_t took = 0, last = 0;
-  (void)caller_calls(&c, "tcp:h:7");
   for (uint32_t i = 0; i < 9; i++) {
     caller_up(&c);
     caller_down(&c);
@@ -1368,8 +1365,7 @@ TEST(test_pace_of_calls) {
   assert_true(caller_calls(&c, "tcp:h:7") <= 2 * fifth);
   mlfab_node_close(&c.node);
 
-  caller_opens(&c, "tcp:h:1-3");
-  (void)caller_calls(&c, "tcp:h:1");
+  caller_opens(&c, "tcp:h:1-3", "tcp:h:1");
   for (uint32_t i = 1; i <= 8; i++) {
     char at[24];
     caller_up(&c);
@@ -1389,8 +1385,7 @@ TEST(test_pace_of_calls_to_a_server) {
   mlfab_error error;
   caller c;
   made m;
-  caller_opens(&c, "tcp:h:7");
-  (void)caller_calls(&c, "tcp:h:7");
+  caller_opens(&c, "tcp:h:7", "tcp:h:7");
   caller_up(&c);
   strcpy(info.addresses, "tcp:h:8");
   uint32_t bulk = mlfab__encode_member_info(m.bulk, sizeof m.bulk, &info);
@@ -1421,7 +1416,7 @@ TEST(test_pace_of_calls_with_a_patience) {
               {MLFAB__LINK_RESHARD, 0, 0}, {MLFAB__LINK_RESHARD, 1, 0}};
   for (size_t i = 0; i < MLFAB__COUNT(rows); i++) {
     caller c;
-    caller_opens(&c, "tcp:h:7");
+    caller_opens(&c, "tcp:h:7", "tcp:h:7");
     mlfab_node *node = c.node;
     mlfab__route *route = &node->routes[mlfab__node_route_of(node, rows[i].kind, 0)];
     node->places[0].info.added = rows[i].added;
