@@ -12,8 +12,8 @@ and /dev/shm must be as before.
 In a loop of pushes, pulls and allreduces (mixer.c) a worker is killed and comes back: a death fails one allreduce of each other
 worker, nothing else fails, and all go on, with it, at once.
 
-A third worker pulls, and is stopped or killed meanwhile: what it was lent of the servers' memory is nobody else's, and what
-others pull and view stays whole (puller.c).
+A third worker pulls, and is stopped and replaced, or killed, meanwhile: what it was lent of the servers' memory is nobody else's,
+and what others pull and view stays whole (puller.c).
 
 MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
 import os
@@ -23,7 +23,8 @@ import tempfile
 import time
 
 from fabrics import Watched
-from process import SCALE, cases, expect, expect_nothing_left, helper, main, send, shared_memory_names, tell, wait_until
+from process import (SCALE, cases, environment_of, expect, expect_nothing_left, finish, helper, main, send, shared_memory_names,
+                     start, tell, wait_until)
 
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
@@ -207,13 +208,15 @@ def test_a_worker_comes_back_in_a_loop(transport, consistency):
     expect_nothing_left(before)
 
 
-def stop_or_kill(fabric, stops, dice):
-    """Kills the third reader at a random moment, perhaps after it was stopped until the server has declared it dead."""
-    victim, deaths = fabric.pid.pop(2), len(fabric.dead)
+def stop_or_kill(fabric, stops, folder, dice):
+    """Kills the third reader at a random moment. Before that it may be stopped until the server gives it up: it does not answer
+    when another process wants its number. The server must not judge by silence alone: a busy machine silences others, too."""
+    victim = fabric.pid.pop(2)
     time.sleep(dice.random() * 0.2)
     if stops:
         send(victim, signal.SIGSTOP)
-        fabric.until(lambda: len(fabric.dead) > deaths, "the server declares it dead")
+        result = finish(start(helper("puller"), folder, env=environment_of(victim)))
+        expect(result.code == 0 and "end 1 " in result.out, "the other process reads once", result)
         send(victim, signal.SIGCONT)
         time.sleep(0.1)
     send(victim, signal.SIGKILL)  # unless it has ended by itself
@@ -222,18 +225,19 @@ def stop_or_kill(fabric, stops, dice):
 def test_a_reader_that_is_stopped_or_killed():
     """What the others pull and view stays whole, and is in place again after each loss."""
     dice = random.Random(SEED)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as once:
+        open(once + "/stop", "w", encoding="ascii").close()
         with Fabric(3, ("--shm", "--server", helper("puller")), helper("puller"), folder) as fabric:
             for number in range(READERS + 1):
                 fabric.until(lambda: len(fabric.pid) == 3, "all read")
                 if number < READERS:
-                    stop_or_kill(fabric, number % 2 == 0, dice)
+                    stop_or_kill(fabric, number % 2 == 0, once, dice)
             open(folder + "/stop", "w", encoding="ascii").close()
             fabric.until_end()
     about = "seed %d\ntorn %s\nends %s\n%s" % (SEED, fabric.torn, fabric.ends, fabric.told())
     expect(not fabric.torn, "what is pulled is of one commit", about)
     expect(len(fabric.ends) == 3, "all have pulled", about)
-    expect(set(fabric.dead) == {2}, "only the victims are declared dead", fabric.dead)
+    expect(set(fabric.dead) <= {2}, "only victims are declared dead", "%s\n%s" % (fabric.dead, about))
     # A view is a copy when pages are renewed between the making of its answer and its sending: at most once a loss.
     expect(all(copied <= READERS for _, copied in fabric.ends), "views are in place again", about)
 

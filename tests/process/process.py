@@ -191,6 +191,12 @@ def send(pid, number):
         pass
 
 
+def environment_of(pid):
+    """The environment with which the process began."""
+    with open("/proc/%d/environ" % pid, "rb") as file:
+        return dict(entry.split("=", 1) for entry in os.fsdecode(file.read()).split("\0") if "=" in entry)
+
+
 def children(pid):
     """The processes that mlfab-run `pid` has started: (role, number) -> pid."""
     found = {}
@@ -201,9 +207,8 @@ def children(pid):
         return found
     for child in numbers:
         try:
-            with open("/proc/%d/environ" % child, "rb") as file:
-                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
-            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
+            values = environment_of(child)
+            found[values["MLFAB_ROLE"], int(values["MLFAB_RANK"])] = child
         except (OSError, KeyError):
             pass
     return found

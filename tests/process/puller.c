@@ -1,7 +1,7 @@
 /* puller.c - a worker of kill9_test.py that pulls and views a model which changes all the time, and may be stopped or killed.
  *
  * Worker 0 adds 1.0 to every element after each pull. So what anybody pulls must be uniform, or somebody wrote to memory that was
- * lent to a reader. The server declares a silent worker dead after two seconds, even when the worker is only stopped. Lines:
+ * lent to a reader. The server gives up a stopped worker after five beats, one second, if another process wants its number. Lines:
  *
  *   pid <pid>                       once the model has begun
  *   torn <first> <other>            a pull or view that is not uniform
@@ -65,7 +65,6 @@ int main(int argc, char **argv) {
   mlfab_config config;
   configure(&config);
   config.heartbeat_ns = 200 * MS;
-  config.silent_death_ns = 2000 * MS;
   if (argc == 1) config.on_event = event;
   open_node(&config);
   if (argc == 1)
