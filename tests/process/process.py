@@ -290,6 +290,21 @@ def cases(*arguments):
     return mark
 
 
+def within(ms):
+    """A case in which processes are to tell each other something before one of them has waited in vain for `ms`, the last
+    argument. A busy machine may need longer: then the case is run once more, with 60 s."""
+    def mark(function):
+        def twice(*arguments):
+            try:
+                function(*arguments, ms)
+            except AssertionError as error:
+                tell("%s: not within %d ms: %s" % (function.__name__, ms, str(error).partition("\n")[0]))
+                function(*arguments, 60000)
+        twice.__name__ = function.__name__
+        return twice
+    return mark
+
+
 def alone(why):
     """Marks a case that needs the machine for itself, and says why."""
     def mark(function):
