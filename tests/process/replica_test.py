@@ -15,7 +15,7 @@ import time
 
 from fabrics import BEAT, READ, Cast, Counters, Group, Watched
 from process import (KEY, RUN, address, cases, children, clean_environment, expect, finish, helper, launch, main, run, send,
-                     start, tell, wait_until)
+                     start, tell, wait_until, within)
 
 SERVER, REPLICA, SCHEDULER = ("server", 0), ("replica", 0), ("scheduler", 0)
 
@@ -200,7 +200,7 @@ def test_a_second_copy():
         cast.work()
         cast.in_sync()
         for role, number in (("replica", 1), ("server", 1), ("replica", 0)):
-            second = finish(cast.start(role, number, MLFAB_TIMEOUT_MS=4000))
+            second = finish(cast.start(role, number))
             named = "%s %d" % (role, number) if role == "server" else "replica of server %d" % number
             expect(second.code == 1 and (named in second.err or "already in use" in second.err),
                    "a second %s is refused" % named, second)
@@ -208,10 +208,12 @@ def test_a_second_copy():
         ends_well(cast)
 
 
-def test_who_is_missing():
+@cases(())
+@within(5000)
+def test_who_is_missing(ms):
     """The error of server 0 has the number of the server whose replica is missing."""
-    with Cast(servers=2) as cast:
-        server = cast.start("server", MLFAB_TIMEOUT_MS=5000)  # the others wait longer
+    with Cast(servers=2, MLFAB_TIMEOUT_MS=100000) as cast:
+        server = cast.start("server", MLFAB_TIMEOUT_MS=ms)  # the others wait longer
         cast.there["replica", 1] = None
         cast.work()
         result = finish(server)
@@ -219,22 +221,24 @@ def test_who_is_missing():
 
 
 @cases("refuses", "has no name", "is silent", "is far away")
-def test_server_0_finds_no_replica(how):
+@within(4000)
+def test_server_0_finds_no_replica(how, ms):
     """While it forms a fabric it calls there. Its error says why that led to nothing, and it ends by its deadline."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and says nothing
         other, text = {"refuses": (address("tcp"), "Connection refused"),
                        "has no name": ("tcp:no-such-host.invalid:9", "no-such-host.invalid:9: "),
                        "is silent": ("tcp:127.0.0.1:%d" % listener.getsockname()[1], "said nothing"),
                        "is far away": ("tcp:10.255.255.1:9", "")}[how]
-        with Cast(MLFAB_TIMEOUT_MS=2000, MLFAB_COORDINATOR=address("tcp") + "," + other) as cast:
+        with Cast(MLFAB_TIMEOUT_MS=ms, MLFAB_COORDINATOR=address("tcp") + "," + other) as cast:
             result = finish(cast.start("server"))
             expect(result.code == 1 and "still missing: worker 0" in result.err, "it waits: " + other, result)
             expect("the replica at " + other in result.err and text in result.err or not text, "it says why", result)
 
 
 @cases(("MLFAB_JOB", "other", "different names"), ("MLFAB_KEY", "f" * 64, "key is not this job's"))
-def test_strangers_at_the_address_of_the_replica(name, value, text):
-    with Cast(**{name: value}) as other, Cast(MLFAB_TIMEOUT_MS=5000) as cast:
+@within(5000)
+def test_strangers_at_the_address_of_the_replica(name, value, text, ms):
+    with Cast(**{name: value, "MLFAB_TIMEOUT_MS": 100000}) as other, Cast(MLFAB_TIMEOUT_MS=ms) as cast:
         at = cast.coordinator.split(",")[1]
         other.settings["MLFAB_COORDINATOR"] = at + "," + address("tcp")
         other.start("server")
@@ -243,13 +247,15 @@ def test_strangers_at_the_address_of_the_replica(name, value, text):
                "server 0 names it", result)
 
 
-def test_a_second_server_0_at_another_address():
+@cases(())
+@within(3000)
+def test_a_second_server_0_at_another_address(ms):
     """It cannot know that there is one; the error has what the replica says."""
     with Cast() as cast:
         cast.work()
         cast.in_sync()
         other = address("tcp") + "," + cast.coordinator.split(",")[1]
-        second = finish(cast.start("server", MLFAB_COORDINATOR=other, MLFAB_TIMEOUT_MS=3000))
+        second = finish(cast.start("server", MLFAB_COORDINATOR=other, MLFAB_TIMEOUT_MS=ms))
         expect(second.code == 1 and "the server serves" in second.err, "it is told who serves", second)
         ends_well(cast)
 
@@ -264,7 +270,7 @@ def test_other_settings():
         ends_well(cast)
     with Cast() as cast:
         cast.start("server")
-        other = finish(cast.start("scheduler", MLFAB_REPLICAS=0, MLFAB_TIMEOUT_MS=5000))
+        other = finish(cast.start("scheduler", MLFAB_REPLICAS=0))
         expect(other.code == 1 and "replicas" in other.err, "a scheduler of a fabric without replicas", other)
 
 
@@ -309,12 +315,14 @@ def test_a_directory_that_is_not_there():
         expect(result.code == 1 and "vote_dir" not in result.err, "the worker finds nobody", result)
 
 
-def test_a_directory_that_cannot_be_written():
+@cases(())
+@within(10000)
+def test_a_directory_that_cannot_be_written(ms):
     """No vote is granted that was not stored: nothing takes over, and all say why."""
     with tempfile.TemporaryDirectory() as outer:
         votes = outer + "/votes"
         os.mkdir(votes)
-        with Cast(MLFAB_VOTE_DIR=votes, MLFAB_TIMEOUT_MS=10000) as cast:
+        with Cast(MLFAB_VOTE_DIR=votes, MLFAB_TIMEOUT_MS=ms) as cast:
             worker = cast.work()
             cast.in_sync()
             shutil.rmtree(votes)
