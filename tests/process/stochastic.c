@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-enum { WARM = 20, VICTIM = 2, INPUTS = 16, PATIENCE_MS = 2000 };
+enum { WARM = 20, VICTIM = 2, INPUTS = 16, PATIENCE_MS = 8000 };
 
 static uint64_t count;
 static float *data;
@@ -117,7 +117,7 @@ static void fail(const char *what) {
   for (int code = 0; !code;) {
     fill(++k);
     if (k == 20 && rank == VICTIM && dies) _exit(0);
-    if (k == 20 && rank == VICTIM) nap(3.0 * PATIENCE_MS);
+    if (k == 20 && rank == VICTIM) nap(2.0 * PATIENCE_MS);
     nap(2);
     code = mlfab_stochastic_reduce(fabric, id, data, dies ? 0 : PATIENCE_MS * MS, &info);
     if (!code && check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) wrong("a mean");
