@@ -10,7 +10,7 @@ import struct
 import tempfile
 
 from process import (BUILD, KEY, RUN, address, cases, clean_environment, expect, finish_all, helper, main, need, run, start,
-                     write_mnist)
+                     within, write_mnist)
 
 CBLAS_RUN = os.path.join(BUILD, "cblas", "mlfab-run")
 PROGRAM = os.path.join(BUILD, "cblas", "01_push_pull")
@@ -34,12 +34,13 @@ def test_push_and_pull(transport, kernels):
 
 
 @cases(0, 1)
-def test_a_rank_that_differs(deterministic):
+@within(5000)
+def test_a_rank_that_differs(deterministic, ms):
     """Worker 1 is told its rank and both settings; the others wait for it until their deadline."""
     build_with_cblas()
     result = run(CBLAS_RUN, "-n", 2, "--tcp", "--set", "kernels=cblas",
                  *shell('[ $MLFAB_RANK = 0 ] || export MLFAB_KERNELS=own; exec "$0"'),
-                 env=clean_environment(MLFAB_TIMEOUT_MS=5000, MLFAB_DETERMINISTIC=deterministic, MLFAB_CONSISTENCY="bsp"))
+                 env=clean_environment(MLFAB_TIMEOUT_MS=ms, MLFAB_DETERMINISTIC=deterministic, MLFAB_CONSISTENCY="bsp"))
     expect(result.code != 0, "it runs", result)
     expect(re.search(r"\[worker 1\].* the configurations differ: kernels \(MLFAB_KERNELS\) is own at worker 1, "
                      "cblas at server 0", result.err), "the text", result)

@@ -31,7 +31,7 @@ def needed(*programs):
 
 def get(url):
     try:
-        with DIRECT.open(url, timeout=5) as answer:
+        with DIRECT.open(url, timeout=60) as answer:
             return answer.read().decode()
     except OSError:
         return None

@@ -7,7 +7,7 @@
 
 #include <poll.h>
 
-enum { COUNT = 10000, PULLS = 200, TIMEOUT_MS = 20000 };
+enum { COUNT = 10000, PULLS = 200, TIMEOUT_MS = 60000 };
 
 static float weights[COUNT];
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from process import (RUN, cases, clean_environment, executable, expect, finish, helper, is_alive, launch, main, send, start,
-                     wait_until)
+                     wait_until, within)
 
 
 
@@ -409,9 +409,11 @@ def test_helpers_outlive_the_workers(*options):
     expect("killed" not in result.err and "again" not in result.err, "no helper died", result)
 
 
-def test_a_failure_lets_the_others_save():
+@cases(())
+@within(4000)
+def test_a_failure_lets_the_others_save(ms):
     """The servers serve until the last worker has ended."""
-    process = start(RUN, "-n", 2, "-s", 2, "--timeout", 4, "--scheduler=own", helper("saver"), 300)
+    process = start(RUN, "-n", 2, "-s", 2, "--timeout", "%dms" % ms, "--scheduler=own", helper("saver"), 300)
     result = finish(process)
     expect(result.code == 124 and result.out.count(" saved\n") == 2, "both save the model", result)
 

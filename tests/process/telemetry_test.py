@@ -24,7 +24,7 @@ import urllib.parse
 from decimal import Decimal
 
 from curl_test import Server, free_port, get
-from process import (BUILD, RUN, Skip, cases, clean_environment, expect, finish, helper, launch, main, run, start,
+from process import (BUILD, PATIENCE, RUN, Skip, cases, clean_environment, expect, finish, helper, launch, main, run, start,
                      wait_until)
 
 TOP = os.path.join(BUILD, "mlfab-top")
@@ -531,12 +531,12 @@ def test_top_on_a_terminal():
         process = subprocess.Popen([TOP, "--interval", "0.2", folder("m.*.prom")], stdin=terminal, stdout=terminal,
                                    stderr=terminal, env=clean_environment(TERM="xterm"))
         shown = b""
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while shown.count(b"\x1b[H") < 3 and time.monotonic() < until:
             if select.select([controller], [], [], 0.1)[0]:
                 shown += os.read(controller, 65536)
         os.write(controller, b"q")
-        expect(process.wait(timeout=20) == 0, "q ends it")
+        expect(process.wait(timeout=PATIENCE) == 0, "q ends it")
         while select.select([controller], [], [], 0.2)[0]:
             shown += os.read(controller, 65536)
         expect(b"worker 0" in shown and b"... and 2 more" in shown, "as many rows as fit", shown)
