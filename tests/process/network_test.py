@@ -17,7 +17,7 @@ import threading
 import time
 
 import process
-from process import Skip, expect, finish, helper
+from process import Skip, cases, expect, finish, helper, within
 
 WORKERS, SERVER, SCHEDULER = 8, 9, 10  # hosts 1..8 are workers
 RATE, SLOW = 200, 50                   # Mbit/s
@@ -250,14 +250,16 @@ def test_a_wide_area():
     on_a_slow_link(lambda network, host: network.wide(host, 1, 100, 2), 40000, 500)
 
 
-def test_large_packets_are_lost():
+@cases(())
+@within(15000)
+def test_large_packets_are_lost(ms):
     """A bridge with a smaller MTU drops large packets and tells nobody; heartbeats and headers pass. The error says it."""
     network = Network(2)
     try:
         for host in (1, 2):
             must("ip", "-n", network.name(host), "link", "set", "eth0", "gso_max_segs", "1")
             must("ip", "link", "set", "%sv%d" % (TAG, host), "mtu", "700")
-        results = slow_fabric(network, 300000, 500, MLFAB_TIMEOUT_MS=15000)
+        results = slow_fabric(network, 300000, 500, MLFAB_TIMEOUT_MS=ms)
     finally:
         network.down()
     worker = results[1]
@@ -328,14 +330,16 @@ def test_a_name_that_is_loopback_at_home():
         network.down()
 
 
-def test_no_way_names_the_addresses():
+@cases(())
+@within(8000)
+def test_no_way_names_the_addresses(ms):
     """A firewall lets in what server 0 needs only. The errors of others name the addresses that were tried."""
     network = Network(3, USB + ("addr add 192.168.7.2/24 dev usb0",))
     try:
         must("ip", "-n", network.name(3), "route", "add", "blackhole", "10.78.0.2/32")
         must("ip", "-n", network.name(2), "route", "add", "blackhole", "10.78.0.3/32")
         nodes = [network.start(host, helper("probe"), MLFAB_RANK=host - 1, MLFAB_WORKERS=3, MLFAB_SERVERS=3, MLFAB_KEY="k" * 32,
-                               MLFAB_COORDINATOR="tcp:10.78.0.1:7070", MLFAB_TIMEOUT_MS=8000) for host in (1, 2, 3)]
+                               MLFAB_COORDINATOR="tcp:10.78.0.1:7070", MLFAB_TIMEOUT_MS=ms) for host in (1, 2, 3)]
         result = process.finish_all(*nodes)[2]
         expect(result.code != 0 and "tcp:10.78.0.2:" in result.out and "tcp:192.168.7.2:" in result.out,
                "the error names both addresses of rank 1", result)
