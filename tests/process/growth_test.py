@@ -14,7 +14,7 @@ WORKER = (helper("elastic"), "join", 4)  # one of four
 
 def environment(at, **more):
     return clean_environment(MLFAB_COORDINATOR=at, MLFAB_JOB="growth", MLFAB_KEY=KEY,
-                             MLFAB_TIMEOUT_MS=60000, MLFAB_HEARTBEAT_MS=200, **more)
+                             MLFAB_TIMEOUT_MS=60000, MLFAB_HEARTBEAT_MS=1000, **more)
 
 
 def found(at, *arguments, **more):

@@ -189,7 +189,7 @@ class Mixers(Watched):
 @cases(("--tcp", "bsp"), ("--shm", "bsp"), ("--tcp", "ssp"))
 def test_a_worker_comes_back_in_a_loop(transport, consistency):
     dice, kills, before = random.Random(SEED), max(3, round(6 * SCALE / 10)), shared_memory_names()
-    with Mixers(3, transport, MLFAB_CONSISTENCY=consistency, MLFAB_HEARTBEAT_MS=100) as fabric:
+    with Mixers(3, transport, MLFAB_CONSISTENCY=consistency, MLFAB_HEARTBEAT_MS=1000) as fabric:
         fabric.goes_on()
         for _ in range(kills):
             victim = dice.randrange(1, 3)

@@ -549,11 +549,11 @@ def test_a_pod_that_starts_again():
     workers, victim = job["spec"]["completions"], 2
     names = ["%s-%d" % (job["metadata"]["name"], index) for index in range(workers)]
     command = command_of(container, os.path.join(BUILD, "examples", "11_comes_and_goes"))
-    more = dict(MLFAB_TIMEOUT_MS=40000, MLFAB_HEARTBEAT_MS=100, **values)
+    more = dict(MLFAB_TIMEOUT_MS=60000, MLFAB_HEARTBEAT_MS=1000, **values)
 
     def begin(pods):
         running = [pods.start(index, command, JOB_COMPLETION_INDEX=index, **more) for index in range(workers)]
-        first = finish(running[victim], 60)
+        first = finish(running[victim])
         running[victim] = pods.start(victim, command, JOB_COMPLETION_INDEX=victim, **more)
         expect(first.code == -9, "worker %d kills itself" % victim, first)
         return running
