@@ -38,6 +38,7 @@ def mpirun(mpi, processes, program, *arguments, **more):
     timeout = more.pop("timeout", 90)
     preload = more.pop("preload", None)
     rank_0 = more.pop("rank_0", [])  # NAME=VALUE
+    each = more.pop("each", [])      # such a list for each process
     environment = clean_environment(OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1,
                                     **more)
     exports = []
@@ -47,6 +48,9 @@ def mpirun(mpi, processes, program, *arguments, **more):
     job = ["-n", processes, *exports, *command]
     if rank_0:  # a part of the job that has variables of its own
         job = ["-n", 1, *exports, "env", *rank_0, *command, ":", "-n", processes - 1, *exports, *command]
+    if each:
+        parts = [[":", "-n", 1, *exports, "env", *variables, *command] for variables in each]
+        job = sum(parts, [])[1:]
     return run(mpirun_of(mpi), *OPTIONS[family(mpi)], *job, env=environment, timeout=timeout)
 
 
@@ -355,14 +359,17 @@ def test_partial_sums_where_they_are_asked_for():
 
 
 def test_settings_of_the_profile_that_cannot_be():
+    """Each process of a job has another mistake, and says its own."""
+    mistakes = [(["MLFAB_MPI_PARTIAL=solo"], "needs MLFAB_MPI_PARTIAL_BYTES"),
+                (["MLFAB_MPI_PARTIAL=most", "MLFAB_MPI_PARTIAL_BYTES=1"], "not solo, majority or quorum"),
+                *((["MLFAB_MPI_BYTES=" + text], "not a size, as 65536 or 64KiB")
+                  for text in ("many", "64kb", "MB", "-1", "1.5MB", "20000000TB", "99999999999999999999"))]
     for mpi in every_mpi():
-        for settings, text in ((dict(MLFAB_MPI_PARTIAL="solo"), "needs MLFAB_MPI_PARTIAL_BYTES"),
-                               (dict(MLFAB_MPI_PARTIAL="most", MLFAB_MPI_PARTIAL_BYTES=1), "not solo, majority or quorum"),
-                               *((dict(MLFAB_MPI_BYTES=text), "not a size, as 65536 or 64KiB")
-                                 for text in ("many", "64kb", "MB", "-1", "1.5MB", "20000000TB", "99999999999999999999"))):
-            result, told = preloaded(mpi, 2, **settings)
+        for some in (mistakes[at:at + 3] for at in range(0, len(mistakes), 3)):
+            result, told = preloaded(mpi, len(some), each=[variables for variables, _ in some])
             expect(result.code == 0 and "all is right" in result.out and not told, "%s: MPI goes on alone" % mpi, result)
-            expect(text in result.err, "%s: and every rank says why" % mpi, result)
+            for rank, (_, text) in enumerate(some):
+                expect(re.search(r"^mlfab_mpi: rank %d: .*%s" % (rank, text), result.err, re.M), "%s: rank %d says why" % (mpi, rank), result)
 
 
 def test_settings_of_the_profile_that_differ():
