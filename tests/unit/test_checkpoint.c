@@ -18,7 +18,7 @@
 #define SECOND 1000000000ull
 
 enum { FLOATS = 6000, DOUBLES = 700 };
-#define LARGE_BLOCKS UINT64_MAX /* instead of a number of commits: blocks and chunks of 256 KiB */
+#define LARGE_BLOCKS UINT64_MAX /* instead of a number of commits: blocks and chunks of 1 MiB */
 
 typedef struct run {
   mlfab *ctx;
@@ -60,7 +60,7 @@ static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every)
   c.checkpoint_commits = every;
   if (resume) snprintf(c.resume, sizeof c.resume, "%s", resume);
   if (every == LARGE_BLOCKS) c.checkpoint_commits = 0;
-  if (every == LARGE_BLOCKS) c.block_bytes = c.chunk_bytes = 1 << 18;
+  if (every == LARGE_BLOCKS) c.block_bytes = c.chunk_bytes = 1 << 20;
   assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
 }
 
