@@ -83,6 +83,10 @@ $(BUILD)/mlfab_sim.c: amalgamate.py $(wildcard core/base/*.[ch]) transports/sim.
 	@mkdir -p $(@D)
 	@command -v $(PYTHON) >/dev/null || { echo 'make: $(PYTHON) was not found; it writes the simulator, $@' >&2; exit 1; }
 	@$(PYTHON) amalgamate.py --simulator $@ >/dev/null
+# The files of each profile, which scripts compile and count.
+PROFILED := $(patsubst %,$(BUILD)/profiles/%/mlfab.c,minimal coll core)
+$(PROFILED): $(BUILD)/profiles/%/mlfab.c: amalgamate.py tools/absent.py $(wildcard *.h core/*/*.[ch] transports/*.[ch])
+	@$(PYTHON) amalgamate.py --profile $* -o $(@D) >/dev/null && touch $@
 # gcc takes 12 s to judge the indentation of so long a file; it judges that of the parts.
 $(BUILD)/mlfab.o: MORE = -Wno-misleading-indentation
 $(BUILD)/mlfab_sim.o: $(BUILD)/mlfab_sim.c
@@ -179,8 +183,7 @@ test: $(AFTER_DEPS) ##: builds and runs the tests of all that a user depends on 
 	$(if $(T),$(if $(strip $(SOME) $(SOME_SCRIPTS)),,@$(PYTHON) tests/run.py --unknown '$(T)' $(MAIN_TESTS) $(CHECK_TESTS) $(SCRIPTS)))
 	+@$(SUBMAKE) $(if $(T),run-some,test-built)
 	$(if $(T),,+@$(SUBMAKE) run-tests)
-
-test-built: all $(call built,$(MAIN_TESTS)) $(SUPPORT)
+test-built: all $(call built,$(MAIN_TESTS)) $(SUPPORT) $(PROFILED)
 run-tests:
 	@$(RUN_TESTS) --lane test $(SCRIPTS) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' 'symbols=tests/dropin/symbols.sh $(OBJECTS) $(SHARED)' \
@@ -191,7 +194,7 @@ run-tests:
 named        = $(foreach test,$(1),$(if $(findstring $(T),$(if $(findstring /,$(T)),$(test),$(notdir $(test))).c),$(test)))
 SOME         = $(call named,$(MAIN_TESTS) $(CHECK_TESTS))
 SOME_SCRIPTS = $(call named,$(SCRIPTS))
-run-some: $(if $(T),$(call built,$(SOME)) $(if $(SOME_SCRIPTS),all $(SUPPORT)))
+run-some: $(if $(T),$(call built,$(SOME)) $(if $(SOME_SCRIPTS),all $(SUPPORT)) $(if $(filter %/figures_test.py %/sizes_test.py,$(SOME_SCRIPTS)),$(PROFILED)))
 	@$(RUN_TESTS) $(SOME_SCRIPTS) $(call tests,$(SOME))
 
 check: $(AFTER_DEPS) $(filter test,$(MAKECMDGOALS)) ##: guards a landing (12 minutes): sanitizers, planted bugs, drop-in, switches, fuzzers, MPI, launchers, format, tidy
@@ -238,7 +241,7 @@ sim: $(call built,$(patsubst %.c,%,$(wildcard tests/sim/*.c))) ##: whole cluster
 	@$(RUN_TESTS) --timeout 36000 $^
 dropin: ##: copies the generated files and their headers into an empty folder, and builds and runs a trainer there in many ways
 switches: ##: compiles without each group that can be left out, and the profiles, and runs the smallest
-dropin switches: all
+dropin switches: all $(PROFILED)
 	@$(RUN_TESTS) '$@@900=tests/dropin/$@.sh'
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
@@ -324,7 +327,6 @@ gpu-bench: gpu ##: speed of the kernels beside a copy and cuBLAS; of pushes and 
 	$(BUILD)/tests/gpu/gpu_bench
 	$(BUILD)/mlfab-run -n 2 -s 1 $(BUILD)/tests/gpu/gpu_fabric --time 100
 
-# ---- figures
 #@ Figures
 # Benchmarks of internals link the parts; ranks of collectives and of partial allreduces are run by scripts.
 PART_BENCHES  := $(addprefix $(BUILD)/bench-,plan filter version tagged kernels small)
@@ -358,11 +360,9 @@ $(TOOLS) $(BLAS_PROGRAMS) $(BUILD)/bench $(PART_BENCHES) $(RANK_BENCHES) $(BUILD
 paper: $(AFTER_DEPS) ##: MLfabric's, FluentPS's, TDF's, eagerSGD's and ASAP's evaluation, beside their figures: build/paper.tsv, docs/paper.md
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md
-
 plots: $(BUILD)/mlfab-run $(addprefix $(BUILD)/examples/,05_scheduling 06_consistency 07_filters 12_server_dies) ##: draws docs/img (gnuplot)
 	$(PYTHON) tools/plots.py $(BUILD)
 
-# ---- packages, install
 #@ Install and others
 DEPS       := libcmocka-dev libssl-dev libcurl4-openssl-dev pkg-config
 DEPS_CHECK := libsodium-dev libzmq3-dev libgloo-dev clang clang-format clang-tidy cmake g++ iproute2 musl-tools libopenmpi-dev \

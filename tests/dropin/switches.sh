@@ -84,7 +84,7 @@ runs() {
 }
 
 for profile in $(cd "$root" && python3 -c 'import amalgamate; print(*amalgamate.PROFILES)'); do
-  check "makes $profile" python3 "$root/amalgamate.py" --profile $profile -o "$folder/$profile"
+  check "has $profile of make" cp -r "$(dirname "$built")/profiles/$profile" .
   check "compiles $profile" $compile -c $profile/mlfab.c -o $profile/mlfab.o
   check "$profile exports its functions only" "$dropin/symbols.sh" $profile/mlfab.o
   case $profile in

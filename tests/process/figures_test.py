@@ -143,25 +143,20 @@ def test_scheduling():
     expect(told == 4, "four rows have commands in virtual time", shown.rows)
 
 
-def lines_of_profiles(folder):
-    """The length of mlfab.c for each profile, written below a folder."""
-    lines = {"all": read("mlfab.c").count("\n")}
-    for profile in ("minimal", "coll", "core"):
-        to = os.path.join(folder, profile)
-        printed(sys.executable, os.path.join(ROOT, "amalgamate.py"), "--profile", profile, "-o", to)
-        with open(os.path.join(to, "mlfab.c"), encoding="utf-8") as file:
-            lines[profile] = file.read().count("\n")
-    return lines
+def source_of(profile):
+    """The path of mlfab.c of a profile, which make has built, or of all of it."""
+    path = os.path.join(ROOT if profile == "all" else os.path.join(BUILD, "profiles", profile), "mlfab.c")
+    need(path, why="%s is not built")
+    return path
 
 
 def test_lines():
     """sizes_test.py compares the text."""
     shown = table("sizes")
-    with tempfile.TemporaryDirectory() as folder:
-        found = lines_of_profiles(folder)
     expect([row[0] for row in shown.rows] == ["minimal", "coll", "core", "all"], "all profiles", shown.rows)
     for profile, lines, _ in shown.rows:
-        same("%s, %s" % (shown.where, profile), numbers(lines), [found[profile]])
+        with open(source_of(profile), encoding="utf-8") as file:
+            same("%s, %s" % (shown.where, profile), numbers(lines), [file.read().count("\n")])
 
 
 def test_plan():

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 
-from figures_test import ROOT, lines_of_profiles, near, numbers, printed, read, same, table
+from figures_test import near, numbers, printed, read, same, source_of, table
 from process import BUILD, SCALE, Skip, clean_environment, expect, main, need, run
 
 
@@ -26,11 +26,9 @@ def test_text():
     shown = table("sizes")
     need("size")
     with tempfile.TemporaryDirectory() as folder:
-        lines_of_profiles(folder)
         for profile, _, text in shown.rows if SCALE >= 100 else shown.rows[:1]:
-            source = os.path.join(ROOT if profile == "all" else os.path.join(folder, profile), "mlfab.c")
             made = os.path.join(folder, profile + ".o")
-            result = run(*compiler(), "-std=c11", "-O2", "-c", "-o", made, source, timeout=600)
+            result = run(*compiler(), "-std=c11", "-O2", "-c", "-o", made, source_of(profile), timeout=600)
             expect(result.code == 0, profile, result)
             same("%s, %s: text" % (shown.where, profile), numbers(text),
                  [int(run("size", made).out.splitlines()[1].split()[0]) / 1e3])
