@@ -316,12 +316,11 @@ static void begin(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
 
 /* All workers have done their steps. */
 static void run(job *j) {
-  for (uint32_t k = 0; k < j->w.workers;) {
+  for (uint32_t k = 0; k < j->w.workers;)
     if (j->of[k].phase == LEAVES)
       k++;
     else
       sim_step(j->w.sim);
-  }
   for (uint32_t k = 0; k < j->w.workers; k++) mlfab_sim_watch(j->w.sim, k, NULL, NULL);
 }
 
@@ -377,6 +376,11 @@ static void rest_in_sync(job *j) {
   assert_true(j->shards[0].in_sync);
 }
 
+static void begin_in_sync(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
+  begin(j, seed, workers, servers);
+  rest_in_sync(j);
+}
+
 static void end(job *j) {
   run(j);
   finish(j);
@@ -392,8 +396,7 @@ static void kill_one(uint32_t k, uint32_t eager) {
   j.acks = k < 3 ? 1 : 0;
   j.div_max = k < 3 ? 0.0 : 100.0;
   j.eager = eager;
-  begin(&j, 1, 2, 1);
-  rest_in_sync(&j);
+  begin_in_sync(&j, 1, 2, 1);
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
   /* Or its device is lost, if it has one: it ends by itself, and its program somewhat later. */
@@ -423,8 +426,7 @@ TEST(test_link_is_cut) {
   j.eager = EAGER_LEAST;
   j.div_max = HUGE_VAL;
   j.goal = MLFAB_UNBOUNDED;
-  begin(&j, 1, 2, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
+  begin_in_sync(&j, 1, 2, 1);
   OK(j.w.node[1], mlfab_set_link(j.w.node[1], 0.0, 0.0));
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   const uint32_t lost[] = {host_of_copy(&j, 0, 0), host_of_scheduler(&j)};
@@ -467,8 +469,7 @@ TEST(test_bound_is_set) {
   static job j;
   init(&j, 70);
   j.div_max = HUGE_VAL;
-  begin(&j, 1, 2, 2);
-  mlfab_sim_run(j.w.sim, WORLD_S);
+  begin_in_sync(&j, 1, 2, 2);
   OK(j.w.node[0], push_late(&j));
   OK(j.w.node[0], push_late(&j));
   set_bound(&j, 1);
@@ -498,8 +499,7 @@ TEST(test_durable_expires) {
     mlfab_buf update = {0, 0, j.of[0].u, COUNT};
     init(&j, 80 + k);
     j.div_max = k ? HUGE_VAL : 0.0;
-    begin(&j, 1, 2, 1);
-    mlfab_sim_run(j.w.sim, WORLD_S);
+    begin_in_sync(&j, 1, 2, 1);
     mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 1));
     mlfab_sim_run(j.w.sim, WORLD_S);
     options.ack = MLFAB_ACK_DURABLE;
@@ -539,17 +539,14 @@ TEST(test_replaced_at_once) {
   for (uint32_t k = 0; k < 4; k++) {
     init(&j, 40 + k);
     j.acks = 1;
-    begin(&j, 1 + k, 2, 1);
-    mlfab_sim_run(j.w.sim, WORLD_S);
+    begin_in_sync(&j, 1 + k, 2, 1);
     for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
     mlfab_sim_run(j.w.sim, 50 * WORLD_MS);
     mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
     open_node(&j, host_of_copy(&j, 0, 0));
     mlfab_sim_run(j.w.sim, 10 * BEAT_MS * WORLD_MS);
     assert_true(j.shards[0].serves == 1 && j.shards[0].in_sync);
-    run(&j);
-    finish(&j);
-    world_close(&j.w);
+    end(&j);
   }
 }
 
@@ -577,8 +574,7 @@ static void worker_lost(uint64_t seed) {
   init(&j, seed);
   j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
   j.div_max = 1000.0;
-  begin(&j, seed, 3, 1);
-  rest_in_sync(&j);
+  begin_in_sync(&j, seed, 3, 1);
   for (uint32_t i = 0; i < 3; i++) compute(&j.of[i]);
   mlfab_sim_run(j.w.sim, 50 * WORLD_MS + below(&j, 100 * WORLD_MS));
   mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
@@ -597,8 +593,7 @@ TEST(test_other_hosts) {
   init(&j, 1);
   j.acks = 1;
   j.spare = 2;
-  begin(&j, 1, 2, 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
+  begin_in_sync(&j, 1, 2, 1);
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   for (uint32_t copy = 0; copy < 2; copy++) {
     uint32_t former = host_of_copy(&j, 0, copy), host = j.w.nodes + copy;
@@ -628,8 +623,7 @@ static void all_pause(uint64_t seed) {
   static job j;
   init(&j, seed);
   j.acks = (int)below(&j, 3);
-  begin(&j, seed, 1 + (uint32_t)below(&j, WORKERS), 1);
-  mlfab_sim_run(j.w.sim, WORLD_S);
+  begin_in_sync(&j, seed, 1 + (uint32_t)below(&j, WORKERS), 1);
   for (uint32_t k = 0; k < j.w.workers; k++) compute(&j.of[k]);
   for (uint32_t i = 0; i < 3; i++) {
     uint64_t beat = BEAT_MS * WORLD_MS, skew = below(&j, 3) == 0 ? 12 * beat : beat;
@@ -650,9 +644,8 @@ TEST(test_all_pause) { seeds_run("pause", test_cases_from(4, 24), all_pause); }
 
 static int calm(const job *j) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
-  for (uint32_t s = 0; s < j->w.servers; s++) {
+  for (uint32_t s = 0; s < j->w.servers; s++)
     if (!j->shards[s].in_sync || now - j->shards[s].changed_ns < 10 * BEAT_MS * WORLD_MS) return 0;
-  }
   return j->back_ns == 0;
 }
 
@@ -690,9 +683,8 @@ static void fault(job *j) {
     case 1:
       mlfab_sim_partition(j->w.sim, j->w.workers + (uint32_t)below(j, voters), host, 1);
       mlfab_sim_run(j->w.sim, WORLD_MS * (20 + below(j, 380)));
-      for (uint32_t a = 0; a < j->w.nodes; a++) {
+      for (uint32_t a = 0; a < j->w.nodes; a++)
         for (uint32_t b = 0; b < a; b++) mlfab_sim_partition(j->w.sim, a, b, 0);
-      }
       break;
     default:
       crash(j, host);
@@ -721,9 +713,8 @@ static void worker_back(worker *me) {
 /* A worker crashes, whatever happens to servers: in a step, with a push or a pull that is open. */
 static void worker_fault(job *j) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
-  for (uint32_t k = 0; k < j->w.workers; k++) {
+  for (uint32_t k = 0; k < j->w.workers; k++)
     if (j->of[k].phase >= GONE) worker_back(&j->of[k]);
-  }
   if (j->worker_faults == 0 || j->goal > 0 || now < j->worker_next_ns) return;
   worker *me = &j->of[below_more(j, j->w.workers)];
   if (me->phase > PULLS) return;

@@ -268,9 +268,8 @@ static void start_push(run *r, worker *w, slot *s) {
   } else {
     if (p->parts && dice_chance(&r->dice, 0.3)) s->tensors = 1 + (uint32_t)dice_below(&r->dice, 7);
     double *at = s->data;
-    for (uint32_t t = 0; t < TENSORS; t++) {
+    for (uint32_t t = 0; t < TENSORS; t++)
       for (uint64_t i = 0; i < p->count[t]; i++) *at++ = i % OWNERS == owner_of(w) ? 1.0 : 0.0;
-    }
     uint32_t n = bufs_of(p, s->data, s->tensors, bufs);
     code = mlfab_push_start(w->ctx, bufs, n, &options, &s->request);
   }
@@ -376,9 +375,8 @@ static void join(run *r, worker *w) {
 }
 
 static int others_joined(const run *r) {
-  for (uint32_t i = 1; i < WORKERS; i++) {
+  for (uint32_t i = 1; i < WORKERS; i++)
     if (r->workers[i].phase != DONE || r->workers[i].busy) return 0;
-  }
   return 1;
 }
 
@@ -514,9 +512,8 @@ static void finish(run *r) {
 }
 
 static int all_done(const run *r) {
-  for (uint32_t i = 0; i < SLOTS; i++) {
+  for (uint32_t i = 0; i < SLOTS; i++)
     if (r->workers[0].slots[i].request) return 0;
-  }
   return others_joined(r) && r->workers[0].pull == 0 && !r->workers[0].busy;
 }
 
@@ -739,12 +736,17 @@ TEST(test_conditions_do_not_move) {
  * read the same model, with each acknowledged push once: so the move was completed everywhere or undone
  * everywhere. */
 enum { PAUSED, STOPPED, CUT, CRASHED, RESTARTED, FAULTS };
-enum { HIT_SERVERS = 3, HIT_HOSTS = 5, HIT_COUNT = 6000, MOVER = 3, PUSHER = 4 };
+enum {
+  HIT_SERVERS = 3,
+  HIT_COUNT = 6000,
+  MOVER = 0,
+  PUSHER = 1,
+  FIRST = 2
+}; /* FIRST: server 0's host */
 #define HIT_BEAT (100 * MS)
 
 typedef struct hit {
-  mlfab_sim *sim;
-  mlfab *node[HIT_HOSTS]; /* servers, then workers */
+  world w;
   uint32_t fault, victim, other;
   uint64_t after_ns; /* time of the fault, from the start of the move */
   int64_t ones[HIT_COUNT], image[HIT_COUNT], acked, started;
@@ -753,32 +755,21 @@ typedef struct hit {
 } hit;
 
 static void hit_open(hit *h, uint32_t host) {
-  mlfab_config c;
-  mlfab_config_init(&c);
-  c.workers = HIT_HOSTS - HIT_SERVERS;
-  c.servers = HIT_SERVERS;
-  c.dedicated = 1;
-  c.roles = host < HIT_SERVERS ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
-  c.rank = (int32_t)(host < HIT_SERVERS ? host : host - HIT_SERVERS);
-  c.heartbeat_ns = HIT_BEAT;
-  c.silent_death_ns = 5 * HIT_BEAT; /* a stopped server is declared dead early */
-  c.timeout_ns = 6 * SECOND;
-  c.chunk_bytes = 1024;
-  c.block_bytes = 1024;
-  sim_open(h->sim, host, &c, &h->node[host]);
+  mlfab_config c = world_config(&h->w, host);
+  sim_open(h->w.sim, host, &c, &h->w.node[host]);
 }
 
 static int hit_model(hit *h, uint32_t host) {
   const mlfab_model_options options = {.size = sizeof options, .slices = 12, .active = 1};
-  int code = mlfab_tensor_add(h->node[host], 0, MLFAB_I64, HIT_COUNT);
-  return code ? code : mlfab_model_start(h->node[host], &options, NULL, 0);
+  int code = mlfab_tensor_add(h->w.node[host], 0, MLFAB_I64, HIT_COUNT);
+  return code ? code : mlfab_model_start(h->w.node[host], &options, NULL, 0);
 }
 
 static void hit_ready(hit *h, uint32_t host) {
   mlfab_error error;
-  uint64_t end = mlfab_sim_clock(h->sim) + 6 * SECOND;
-  while (mlfab_is_ready(h->node[host], &error) == 0 && mlfab_sim_clock(h->sim) < end)
-    mlfab_sim_step(h->sim);
+  uint64_t end = mlfab_sim_clock(h->w.sim) + 6 * SECOND;
+  while (mlfab_is_ready(h->w.node[host], &error) == 0 && mlfab_sim_clock(h->w.sim) < end)
+    mlfab_sim_step(h->w.sim);
 }
 
 static void hit_broken(const hit *h, const char *what, int code, const mlfab_error *error) {
@@ -802,7 +793,7 @@ static void hit_check(hit *h, mlfab *node, const char *what, int code) {
 /* Pushes one update after another. */
 static void hit_push(void *user) {
   hit *h = user;
-  mlfab *node = h->node[PUSHER];
+  mlfab *node = h->w.node[PUSHER];
   mlfab_buf buf = {0, 0, h->ones, HIT_COUNT};
   mlfab_result result = {0};
   int done = 1, code = 0;
@@ -820,27 +811,22 @@ static void hit_push(void *user) {
     if (code) h->push = 0;
     if (code) hit_check(h, node, "push_start", code);
   }
-  mlfab_sim_at(h->sim,
-               mlfab_sim_clock(h->sim) + (code      ? 50 * MS
-                                          : h->calm ? 20 * MS
-                                                    : 200000),
-               hit_push, h);
+  sim_later(h->w.sim, hit_push, h, code ? 50 * MS : h->calm ? 20 * MS : 200000);
 }
 
 static void hit_heal(void *user) {
   hit *h = user;
-  if (h->fault == CUT) mlfab_sim_partition(h->sim, h->victim, h->other, 0);
-  if (h->fault == RESTARTED) hit_open(h, h->victim);
+  if (h->fault == CUT) mlfab_sim_partition(h->w.sim, FIRST + h->victim, FIRST + h->other, 0);
+  if (h->fault == RESTARTED) hit_open(h, FIRST + h->victim);
 }
 
 static void hit_strike(void *user) {
   hit *h = user;
-  uint64_t now = mlfab_sim_clock(h->sim);
-  if (h->fault == PAUSED) mlfab_sim_pause(h->sim, h->victim, 2 * HIT_BEAT);
-  if (h->fault == STOPPED) mlfab_sim_pause(h->sim, h->victim, 20 * HIT_BEAT);
-  if (h->fault == CUT) mlfab_sim_partition(h->sim, h->victim, h->other, 1);
-  if (h->fault == CRASHED || h->fault == RESTARTED) mlfab_sim_crash(h->sim, h->victim);
-  mlfab_sim_at(h->sim, now + (h->fault == RESTARTED ? HIT_BEAT : 20 * HIT_BEAT), hit_heal, h);
+  if (h->fault == PAUSED) mlfab_sim_pause(h->w.sim, FIRST + h->victim, 2 * HIT_BEAT);
+  if (h->fault == STOPPED) mlfab_sim_pause(h->w.sim, FIRST + h->victim, 20 * HIT_BEAT);
+  if (h->fault == CUT) mlfab_sim_partition(h->w.sim, FIRST + h->victim, FIRST + h->other, 1);
+  if (h->fault == CRASHED || h->fault == RESTARTED) mlfab_sim_crash(h->w.sim, FIRST + h->victim);
+  sim_later(h->w.sim, hit_heal, h, (h->fault == RESTARTED ? 1 : 20) * HIT_BEAT);
 }
 
 static void hit_define(void *user) {
@@ -850,7 +836,7 @@ static void hit_define(void *user) {
 
 static hit *hit_begin(uint64_t seed) {
   const mlfab_sim_options options = {.size = sizeof options,
-                                     .hosts = HIT_HOSTS,
+                                     .hosts = FIRST + HIT_SERVERS,
                                      .seed = seed,
                                      .latency_ns = 200000,
                                      .latency_jitter = 0.3,
@@ -859,35 +845,38 @@ static hit *hit_begin(uint64_t seed) {
   hit *h = calloc(1, sizeof *h);
   assert_non_null(h);
   for (uint32_t i = 0; i < HIT_COUNT; i++) h->ones[i] = 1;
-  assert_int_equal(mlfab_sim_create(&options, &h->sim), 0);
-  for (uint32_t i = 0; i < HIT_HOSTS; i++) hit_open(h, i);
-  for (uint32_t i = 0; i < HIT_HOSTS; i++) hit_ready(h, i);
-  mlfab_sim_at(h->sim, mlfab_sim_clock(h->sim) + 1000, hit_define, h);
+  world_init(&h->w, FIRST, HIT_SERVERS, 1);
+  h->w.config.heartbeat_ns = HIT_BEAT;
+  h->w.config.silent_death_ns = 5 * HIT_BEAT; /* a stopped server is declared dead early */
+  h->w.config.timeout_ns = 6 * SECOND;
+  h->w.config.chunk_bytes = h->w.config.block_bytes = 1024;
+  assert_int_equal(mlfab_sim_create(&options, &h->w.sim), 0);
+  for (uint32_t i = 0; i < h->w.nodes; i++) hit_open(h, i);
+  for (uint32_t i = 0; i < h->w.nodes; i++) world_await(&h->w, i);
+  sim_later(h->w.sim, hit_define, h, 1000);
   assert_int_equal(hit_model(h, MOVER), 0);
-  assert_int_equal(mlfab_set_servers(h->node[MOVER], &one, 1, 0), 0);
-  mlfab_sim_at(h->sim, mlfab_sim_clock(h->sim) + 1000, hit_push, h);
-  mlfab_sim_run(h->sim, 20 * MS);
+  assert_int_equal(mlfab_set_servers(h->w.node[MOVER], &one, 1, 0), 0);
+  sim_later(h->w.sim, hit_push, h, 1000);
+  mlfab_sim_run(h->w.sim, 20 * MS);
   return h;
 }
 
 static void hit_end(hit *h) {
-  for (uint32_t i = HIT_HOSTS; i-- > 0;)
-    if (h->node[i]) mlfab_abandon(&h->node[i]);
-  mlfab_sim_destroy(&h->sim);
+  world_close(&h->w);
   free(h);
 }
 
 /* What this worker reads: every acknowledged update once. */
 static int hit_read(hit *h, uint32_t host, const char *what) {
   mlfab_buf buf = {0, 0, h->image, HIT_COUNT};
-  uint64_t since = mlfab_sim_clock(h->sim);
-  int code = mlfab_pull(h->node[host], &buf, 1, NULL, NULL);
-  if (code) hit_check(h, h->node[host], what, code);
-  if (code && mlfab_sim_clock(h->sim) - since > 4 * SECOND) hit_broken(h, "it waited", code, NULL);
-  for (uint32_t i = 0; i < HIT_COUNT && !code; i++) {
+  uint64_t since = mlfab_sim_clock(h->w.sim);
+  int code = mlfab_pull(h->w.node[host], &buf, 1, NULL, NULL);
+  if (code) hit_check(h, h->w.node[host], what, code);
+  if (code && mlfab_sim_clock(h->w.sim) - since > 4 * SECOND)
+    hit_broken(h, "it waited", code, NULL);
+  for (uint32_t i = 0; i < HIT_COUNT && !code; i++)
     if (h->image[i] < h->acked || h->image[i] > h->started)
       hit_broken(h, "it reads wrong", code, NULL);
-  }
   return code;
 }
 
@@ -897,7 +886,7 @@ static void hit_newcomer(hit *h) {
   int code = hit_read(h, PUSHER, "a pull");
   memcpy(before, h->image, sizeof before);
   if (h->fault == CRASHED || h->fault == RESTARTED) return; /* the model is incomplete */
-  mlfab_sim_crash(h->sim, MOVER);
+  mlfab_sim_crash(h->w.sim, MOVER);
   hit_open(h, MOVER);
   hit_ready(h, MOVER);
   int joined = hit_model(h, MOVER);
@@ -912,9 +901,9 @@ static void hit_newcomer(hit *h) {
 static uint64_t hit_usual(void) {
   const uint32_t both[] = {1, 2};
   hit *h = hit_begin(seeds_first());
-  uint64_t since = mlfab_sim_clock(h->sim);
-  assert_int_equal(mlfab_set_servers(h->node[MOVER], both, 2, 4 * SECOND), 0);
-  uint64_t took = mlfab_sim_clock(h->sim) - since;
+  uint64_t since = mlfab_sim_clock(h->w.sim);
+  assert_int_equal(mlfab_set_servers(h->w.node[MOVER], both, 2, 4 * SECOND), 0);
+  uint64_t took = mlfab_sim_clock(h->w.sim) - since;
   hit_end(h);
   return took;
 }
@@ -926,20 +915,21 @@ static void hit_run(uint32_t fault, uint32_t victim, uint32_t other, uint64_t af
   h->victim = victim;
   h->other = other;
   h->after_ns = after_ns;
-  uint64_t since = mlfab_sim_clock(h->sim);
-  mlfab_sim_at(h->sim, since + after_ns, hit_strike, h);
-  int code = mlfab_set_servers(h->node[MOVER], both, 2, 4 * SECOND);
+  uint64_t since = mlfab_sim_clock(h->w.sim);
+  sim_later(h->w.sim, hit_strike, h, after_ns);
+  int code = mlfab_set_servers(h->w.node[MOVER], both, 2, 4 * SECOND);
   /* A server that returns at once has lost its model, but is not declared dead; nor does server 0 declare
    * two dead that are cut off from each other. */
   int lost = (fault == RESTARTED && code == MLFAB_ERR_STATE) ||
              (fault >= CUT && code == MLFAB_ERR_TIMEOUT);
-  if (code && !lost) hit_check(h, h->node[MOVER], "set_servers", code);
-  if (mlfab_sim_clock(h->sim) - since > 5 * SECOND) hit_broken(h, "set_servers waited", code, NULL);
-  mlfab_sim_run(h->sim, 50 * MS);
+  if (code && !lost) hit_check(h, h->w.node[MOVER], "set_servers", code);
+  if (mlfab_sim_clock(h->w.sim) - since > 5 * SECOND)
+    hit_broken(h, "set_servers waited", code, NULL);
+  mlfab_sim_run(h->w.sim, 50 * MS);
   h->calm = 1;
-  mlfab_sim_run(h->sim, 4 * SECOND);
+  mlfab_sim_run(h->w.sim, 4 * SECOND);
   h->stops = 1;
-  mlfab_sim_run(h->sim, SECOND);
+  mlfab_sim_run(h->w.sim, SECOND);
   if (h->push) hit_broken(h, "a push does not end", 0, NULL);
   hit_newcomer(h);
   hit_end(h);
