@@ -77,9 +77,8 @@ static double with_tensor(const job *j, uint32_t k, double steps, uint32_t tenso
 
 static uint32_t buffers(mlfab_buf bufs[TENSORS], float *data, uint32_t bits) {
   uint32_t n = 0;
-  for (uint32_t t = 0; t < TENSORS; t++) {
+  for (uint32_t t = 0; t < TENSORS; t++)
     if (bits >> t & 1) bufs[n++] = (mlfab_buf){t, 0, data + (size_t)t * PART, PART};
-  }
   return n;
 }
 
@@ -158,11 +157,10 @@ static void advance(job *j, uint32_t k) {
   if (me->phase == PUSHES) {
     OK(node, mlfab_test(node, me->push, &done, &result));
     if (!done) return;
-    if ((result.status == MLFAB_ERR_DROPPED || result.status == MLFAB_ERR_PARTIAL) && j->late) {
+    if ((result.status == MLFAB_ERR_DROPPED || result.status == MLFAB_ERR_PARTIAL) && j->late)
       for (uint32_t t = 0; t < TENSORS; t++) me->lost[t] += touched(j, k, me->step - 1) >> t & 1;
-    } else if (result.status) {
+    else if (result.status)
       world_expect(node, result.status, 0, "push");
-    }
     me->phase = PULLS;
     if (!me->pull) begin_pull(j, k);
   }
@@ -273,10 +271,9 @@ static void iterate(world *w, int n, float *sum) {
     *sum += 2.0f;
     for (uint32_t i = 0; i < 2; i++) OK(w->node[i], mlfab_pull(w->node[i], image, 2, NULL, NULL));
   }
-  for (uint32_t i = 0; i < 2 * COUNT; i++) {
+  for (uint32_t i = 0; i < 2 * COUNT; i++)
     if (got[i] < *sum || got[i] > *sum)
       fail_msg("element %u is %g, not %g", i, (double)got[i], (double)*sum);
-  }
 }
 
 /* A server with a model of its own loses its slices: it follows the others, and gets slices again. */

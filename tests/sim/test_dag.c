@@ -69,18 +69,16 @@ static op *add(int kind, uint32_t owner) {
 }
 
 static void depend(op *o, uint32_t on) {
-  for (uint32_t i = 0; i < o->ndeps; i++) {
+  for (uint32_t i = 0; i < o->ndeps; i++)
     if (o->deps[i] == on) return;
-  }
   if (o->ndeps < DEPS) o->deps[o->ndeps++] = on;
 }
 
 /* Who filled the cell last: the operation itself, or the last message that is added to it. */
 static uint32_t filled_by(uint32_t cell) {
   uint32_t by = cell;
-  for (uint32_t i = cell + 1; i < w.nops; i++) {
+  for (uint32_t i = cell + 1; i < w.nops; i++)
     if (w.ops[i].kind == REDUCE && w.ops[i].cell == (int)cell) by = i;
-  }
   return by;
 }
 
@@ -186,13 +184,12 @@ static void draw(uint32_t n) {
   }
   while (w.nops + 2 < n) {
     uint32_t which = below(10), r = below(w.ranks);
-    if (which < 4) {
+    if (which < 4)
       draw_compute(r);
-    } else if (which < 9) {
+    else if (which < 9)
       draw_message(r, below(w.ranks));
-    } else {
+    else
       draw_nop(r);
-    }
   }
   for (uint32_t r = 0; r < w.ranks; r++) {
     w.rank[r].check = w.nops;
@@ -264,11 +261,10 @@ static int run(void *user, uint64_t round) {
   }
   if (before < (o->need ? o->need : computing))
     wrong("rank %u, round %llu: operation %u runs too early", r->id, (unsigned long long)round, id);
-  if (id == r->check) {
+  if (id == r->check)
     compare(r, round);
-  } else {
+  else
     compute_words(id, round, 0);
-  }
   return 0;
 }
 
@@ -314,10 +310,9 @@ static void build(rank *r) {
     if (id >= w.ranks && o->kind != SEND && below(2) && o->need == 0)
       MUST(r, mlfab_dag_after(r->dag, o->number, w.ops[r->id].number));
     if (id == r->check) {
-      for (uint32_t k = 0; k < id; k++) {
+      for (uint32_t k = 0; k < id; k++)
         if (w.ops[k].rank == r->id && !w.ops[k].optional)
           MUST(r, mlfab_dag_after(r->dag, o->number, w.ops[k].number));
-      }
     }
   }
 }
@@ -395,9 +390,8 @@ static void close_world(void) {
 }
 
 static int finished(void) {
-  for (uint32_t i = 0; i < w.ranks; i++) {
+  for (uint32_t i = 0; i < w.ranks; i++)
     if (w.rank[i].round < ROUNDS) return 0;
-  }
   return 1;
 }
 

@@ -515,11 +515,10 @@ static void start_push(run *r, worker *w, slot *s) {
   if (code) {
     s->request = 0;
     u->nan_side = 0;
-    if (is_fatal(code)) {
+    if (is_fatal(code))
       give_up(r, w, "it cannot push");
-    } else if (code != MLFAB_ERR_AGAIN) {
+    else if (code != MLFAB_ERR_AGAIN)
       wrong("push_start: %s", mlfab_error_name(code));
-    }
     return;
   }
   u->started = 1;
@@ -546,11 +545,10 @@ static void start_pull(run *r, worker *w) {
   int code = mlfab_pull_start(w->ctx, bufs, n, &options, &w->pull);
   if (!code) return;
   w->pull = 0;
-  if (is_fatal(code)) {
+  if (is_fatal(code))
     give_up(r, w, "it cannot pull");
-  } else if (code != MLFAB_ERR_AGAIN) {
+  else if (code != MLFAB_ERR_AGAIN)
     wrong("pull_start: %s", mlfab_error_name(code));
-  }
 }
 
 /* Blocking calls run the simulator, and other workers' turns within. Calls that wait for each other may
@@ -669,13 +667,11 @@ static void work(run *r, worker *w) {
   }
   if (w->pull && p->cancels && dice_chance(&r->dice, 0.03)) mlfab_cancel(w->ctx, w->pull);
   uint32_t open = 0;
-  for (uint32_t i = 0; i < SLOTS; i++) {
-    if (w->slots[i].request) {
+  for (uint32_t i = 0; i < SLOTS; i++)
+    if (w->slots[i].request)
       open++;
-    } else {
+    else
       idle = i;
-    }
-  }
   if (p->meetings && !w->met && !w->reborn && w->next >= UPDATES / 3) {
     meet(r, w);
   } else if (p->meetings && !p->harsh && !w->told && !w->reborn && w->next >= UPDATES / 2) {

@@ -195,10 +195,9 @@ static void start(job *j) {
   random_sync(j, &j->options.consistency);
   seeds_about(", kind %u, tags %u, half %u, scheduler %u", j->options.consistency.kind,
               j->options.tags, j->options.pull_half, j->w.config.scheduler);
-  for (uint32_t k = 0; k < workers; k++) {
+  for (uint32_t k = 0; k < workers; k++)
     for (uint32_t t = 0; t < j->ntensors; t++)
       OK(j->w.node[k], mlfab_tensor_add(j->w.node[k], t, MLFAB_F32, j->count[t]));
-  }
   for (uint32_t k = 0; k < workers; k++)
     OK(j->w.node[k], mlfab_model_start(j->w.node[k], &j->options, NULL, 0));
 }

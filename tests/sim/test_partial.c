@@ -222,11 +222,10 @@ static void open_part(void *user) {
   mlfab_partial_options options = o->options;
   options.timeout_ns = 60 * SECOND;
   must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &options, &p->id), "mlfab_partial_open");
-  if (++r->opened < OBJECTS) {
+  if (++r->opened < OBJECTS)
     when_all_have(&w.have_opened, open_part);
-  } else {
+  else
     for (uint32_t i = 0; i < OBJECTS; i++) sim_later(w.sim, call, &r->parts[i], 1000 + below(MS));
-  }
 }
 
 /* --- worlds --- */

@@ -88,26 +88,23 @@ static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, u
   b->k = batch_below(&prng, BATCH_AGGREGATORS);
   uint32_t workers = 1 + batch_below(&prng, most), nodes = workers + b->servers + 3;
   batch_network(x, &prng, &t, env, nodes);
-  for (uint32_t j = 0; j < b->servers; j++) {
+  for (uint32_t j = 0; j < b->servers; j++)
     x->server[j] = batch_below(&prng, 4) == 0 ? batch_below(&prng, nodes) : workers + j;
-  }
   for (uint32_t q = 0; q < b->k; q++) {
     /* With several servers, every second aggregator has a node for each of them. */
     int apart = b->servers > 1 && batch_below(&prng, 2) == 0;
     uint32_t node = 0;
     for (uint32_t j = 0; j < b->servers; j++) {
-      if (j == 0 || apart) {
+      if (j == 0 || apart)
         node = t.colocated ? batch_below(&prng, nodes) : nodes - 1 - batch_below(&prng, 3);
-      }
       x->aggregators[q * b->servers + j] = node;
     }
   }
   uint32_t spread = 1 + batch_below(&prng, 2 * most);
   for (uint32_t i = 0; i < b->n; i++) {
     mlfab__candidate *c = &x->updates[i];
-    for (uint32_t j = 0; j < b->servers; j++) {
+    for (uint32_t j = 0; j < b->servers; j++)
       x->bytes[i][j] = t.equal_sizes ? 60 : 10 * batch_below(&prng, 12);
-    }
     c->id = 100 + i;
     c->node = batch_below(&prng, t.colocated && batch_below(&prng, 3) == 0 ? nodes : workers);
     c->available = t.late && batch_below(&prng, 2) ? batch_below(&prng, 20) : 0;

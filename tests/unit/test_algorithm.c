@@ -48,12 +48,11 @@ static void divide(int type, void *own, uint64_t bytes, uint32_t by) {
 }
 
 static void fill(int type, uint8_t *data, uint64_t bytes, mlfab__rng *prng) {
-  if (type == F32) {
+  if (type == F32)
     for (uint64_t i = 0; i < bytes / 4; i++)
       ((float *)(void *)data)[i] = (float)(mlfab__rng_unit(prng) - 0.5) * 1000;
-  } else {
+  else
     for (uint64_t i = 0; i < bytes; i++) data[i] = (uint8_t)mlfab__rng_next(prng);
-  }
 }
 
 /* ---- a world of members and messages */
@@ -204,15 +203,14 @@ static int event_one(world *w) {
   uint32_t i = below(w->prng, w->nevents);
   message m = w->events[i];
   w->events[i] = w->events[--w->nevents];
-  if (m.stage == COPYING) {
+  if (m.stage == COPYING)
     copied(w, m);
-  } else if (m.stage == FLYING) {
+  else if (m.stage == FLYING)
     deliver(w, m);
-  } else if (m.stage == ARRIVED) {
+  else if (m.stage == ARRIVED)
     mlfab__dag_done(&w->of[m.from].dag, m.op);
-  } else {
+  else
     ended(w, m.to, m.op);
-  }
   return 1;
 }
 
@@ -376,9 +374,8 @@ TEST(test_trees) {
   for (int round = 0; round < 2000; round++) {
     uint32_t n = 1 + below(&prng, 64), children[64] = {0}, many = 0;
     draw_tree(n, &prng);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
       if (tree[i].parent < n) many = (uint32_t)mlfab__max(many, ++children[tree[i].parent]);
-    }
     assert_int_equal(mlfab__algorithm_check_tree(tree, n, &most), 0);
     assert_int_equal(most, many);
     if (n == 1) continue;

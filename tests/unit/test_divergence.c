@@ -68,9 +68,8 @@ static double draw(pair *p, double *u) {
   memset(u, 0, DIM_MOST * sizeof *u);
   for (uint32_t m = 0; m < members; m++) {
     double scale = size * uniform(p);
-    for (uint32_t i = 0; i < p->dim; i++) {
+    for (uint32_t i = 0; i < p->dim; i++)
       u[i] += p->collinear ? scale * p->direction[i] : size * (2 * uniform(p) - 1);
-    }
   }
   double squares = 0;
   for (uint32_t i = 0; i < p->dim; i++) squares += u[i] * u[i];
@@ -199,9 +198,8 @@ static void run(uint64_t seed) {
 
 TEST(test_models) {
   for (SEEDS(seed, 1000)) run(seed);
-  if (testing_whole()) {
+  if (testing_whole())
     assert_true(admitted > 1000 && held > 1000 && met > 1000 && overs > 100 && merged > 100);
-  }
 }
 
 /* ---- groups that are one step (G7) ---- */
@@ -215,9 +213,8 @@ static uint32_t cut(pair *p, uint32_t n, uint32_t *groups) {
 static void walk(const pair *p, model *m, const uint32_t *groups, uint32_t k) {
   for (uint32_t g = 0, i = 0; g < k; g++) {
     double sum[DIM_MOST] = {0};
-    for (uint32_t j = 0; j < groups[g]; j++, i++) {
+    for (uint32_t j = 0; j < groups[g]; j++, i++)
       for (uint32_t x = 0; x < p->dim; x++) sum[x] += p->u[i][x];
-    }
     advance(p, m, sum);
   }
 }
@@ -253,9 +250,8 @@ TEST(test_grouped) {
     for (uint32_t i = 0; i < 16; i++) groups[i] = others[i] = 1;
     mlfab__divergence_grouped(p.gamma, groups, s, others, r, c);
     mlfab__divergence_coefficients(p.gamma, s, r, plain);
-    for (uint32_t i = 0; i <= n; i++) {
+    for (uint32_t i = 0; i <= n; i++)
       assert_true(fabs(fabs(c[i]) - plain[i]) <= 1e-12 * (1 + plain[i]));
-    }
     assert_true(fabs(mlfab__divergence_weigh(plain, 1, norms, n) - other) <= 1e-12 * (1 + other));
   }
   /* The other bound does not hold for such groups. */

@@ -346,11 +346,10 @@ static int deliver(uint32_t i, int to) {
   message m = p->frames[p->begin % FRAMES];
   p->begin++;
   p->count--;
-  if (to) {
+  if (to)
     heard_by_server(i, &m);
-  } else if (me->alive) {
+  else if (me->alive)
     hears(me, &m);
-  }
   return 1;
 }
 

@@ -101,11 +101,10 @@ static double least_stock(const record *in, const record *out) {
   for (uint32_t k = 0; k < 2 * in->transfer.n + 2 * out->transfer.n + 1; k++) {
     uint32_t o = k - 2 * in->transfer.n;
     double t = in->transfer.end;
-    if (k < 2 * in->transfer.n) {
+    if (k < 2 * in->transfer.n)
       t = k % 2 ? in->pieces[k / 2].to : in->pieces[k / 2].from;
-    } else if (o < 2 * out->transfer.n) {
+    else if (o < 2 * out->transfer.n)
       t = o % 2 ? out->pieces[o / 2].to : out->pieces[o / 2].from;
-    }
     if (t <= in->transfer.end) least = fmin(least, gone(in, t) - gone(out, t));
   }
   return least;
@@ -116,9 +115,8 @@ static double least_stock(const record *in, const record *out) {
 static int check_passed_on(const record *in, const record *out, double early) {
   const mlfab__transfer *t = &out->transfer;
   const double tolerance = 1e-5;
-  if (in->transfer.end <= t->available || !(in->transfer.bytes > 0)) {
+  if (in->transfer.end <= t->available || !(in->transfer.bytes > 0))
     return in->transfer.end >= t->available - 1e-6 || t->available <= early + 1e-6;
-  }
   if (t->from == t->to) fail_msg("seed %llu: passed on at once", (unsigned long long)batch_seed);
   double least = least_stock(in, out);
   if (least < -tolerance) {
@@ -301,9 +299,8 @@ static void compare_batch(uint64_t seed, uint32_t most) {
   literal_copy(&base, &it.net);
   compare_orders(&base, 0, ordered, &n);
   compare_orders(&base, 1, ordered, &n);
-  if (it.b.list) {
+  if (it.b.list)
     for (n = 0; n < it.b.n; n++) ordered[n] = (mlfab__ordered){n, MLFAB__LISTED, 0};
-  }
   double time[2];
   for (it.b.cut = 0; it.b.cut < 2; it.b.cut++) {
     time[it.b.cut] = compare_groups(&base, ordered, n);
@@ -393,9 +390,8 @@ TEST(test_sum_of_several_servers) {
     assert_int_equal(mlfab__network_constant(&net, MLFAB__EGRESS, i, 10), 0);
     assert_int_equal(mlfab__network_constant(&net, MLFAB__INGRESS, i, 10), 0);
   }
-  for (uint32_t j = 0; j < SERVERS; j++) {
+  for (uint32_t j = 0; j < SERVERS; j++)
     assert_int_equal(mlfab__network_capacity(&net, MLFAB__INGRESS, server[j], 2, at, rate), 0);
-  }
   for (uint32_t i = 0; i < N; i++) updates[i] = (mlfab__candidate){.node = i, .bytes = bytes};
   mlfab__group_input in = {.updates = updates,
                            .n = N,

@@ -77,9 +77,8 @@ static void open_world(uint32_t n, uint64_t seed, uint32_t graph, uint32_t mode,
 }
 
 static void free_worker(worker *me) {
-  for (uint32_t g = 0; g < FAILURES; g++) {
+  for (uint32_t g = 0; g < FAILURES; g++)
     for (uint32_t k = 0; k < HISTORY; k++) free(me->sent[g][k]);
-  }
   free(me->data);
   free(me->before);
 }
@@ -121,14 +120,12 @@ static int sends(uint32_t from, uint32_t to, uint32_t n) {
 static int is_sender(const worker *me, uint32_t from) {
   const mlfab__comm *comm = &me->comm;
   if (w->options.graph == MLFAB_GRAPH_USER) {
-    for (uint32_t e = 0; e < w->options.nedges; e++) {
+    for (uint32_t e = 0; e < w->options.nedges; e++)
       if (w->edges[e].from == from && w->edges[e].to == comm->rank && from != comm->rank) return 1;
-    }
     return 0;
   }
-  for (uint32_t m = 0; m < comm->members; m++) {
+  for (uint32_t m = 0; m < comm->members; m++)
     if (comm->ranks[m] == from) return sends(m, comm->me, comm->members);
-  }
   return 0;
 }
 
@@ -307,11 +304,10 @@ static void expect_bits(const worker *me) {
       sum += value(sent[i], e);
       fsum += (float)value(sent[i], e);
     }
-    if (w->dtype == MLFAB_F32) {
+    if (w->dtype == MLFAB_F32)
       assert_true((float)value(me->data, e) == fsum / (float)inputs);
-    } else {
+    else
       assert_true(value(me->data, e) == sum / inputs);
-    }
   }
 }
 
@@ -325,11 +321,10 @@ static void expect_result(worker *me) {
   for (uint32_t m = 0; w->options.mode == MLFAB_STOCHASTIC_BSP && m < me->comm.members; m++)
     assert_non_null(sent_by(me->comm.ranks[m], me, me->k)); /* the barrier */
   w->finished++;
-  if (w->coded) {
+  if (w->coded)
     expect_coded(me);
-  } else {
+  else
     expect_bits(me);
-  }
 }
 
 static void look(worker *me) {
@@ -379,9 +374,8 @@ static int act(void) {
 }
 
 static int all_closed(void) {
-  for (uint32_t i = 0; i < w->n; i++) {
+  for (uint32_t i = 0; i < w->n; i++)
     if (w->workers[i].alive && w->workers[i].state != CLOSED) return 0;
-  }
   return 1;
 }
 
@@ -448,9 +442,8 @@ static void random_case(uint64_t seed, int kills) {
     if (!opening && w->workers[victim].state < PARTING) kill_worker(victim, 1);
   }
   run(3000000);
-  for (uint32_t i = 0; i < n && !kills; i++) {
+  for (uint32_t i = 0; i < n && !kills; i++)
     assert_int_equal(w->workers[i].finished, w->iterations);
-  }
   close_world();
 }
 
@@ -499,13 +492,11 @@ TEST(one_does_not_call) {
     open_all();
     until_all(THINKING);
     w->hold = 0;
-    for (uint32_t i = 0; i < 7; i++) {
+    for (uint32_t i = 0; i < 7; i++)
       if (i != 4) w->workers[i].until = w->now;
-    }
     uint64_t start = w->now;
-    while (w->workers[0].generation == 0) {
+    while (w->workers[0].generation == 0)
       if (!act()) w->now += 10;
-    }
     assert_true(w->now - start < 40 * BEAT);
     for (uint32_t i = 0; i < 7; i++) w->workers[i].last = 0; /* enough */
     w->workers[4].until = w->now;
@@ -535,9 +526,8 @@ TEST(one_closes) {
       open_all();
       for (uint64_t steps = 0; steps < 200000 && !all_closed(); steps++) {
         if (!act()) w->now += 10;
-        for (uint32_t i = 0; i < 5; i++) {
+        for (uint32_t i = 0; i < 5; i++)
           if (w->workers[i].generation) w->workers[i].state = CLOSED;
-        }
       }
       for (uint32_t i = 0; i < 5; i++) {
         assert_int_equal(w->workers[i].generation, w->may_fail && i != 2);
