@@ -100,6 +100,11 @@ static void cases(double usual, void (*one)(uint64_t seed)) {
 
 /* ---- 16 bits ---- */
 
+/* The type of values that travel as this half; without one they have their own. */
+static int type_of(int half, int dtype) {
+  return half == MLFAB_HALF_NONE ? dtype : half == MLFAB_HALF_F16 ? MLFAB_F16 : MLFAB_BF16;
+}
+
 /* Kernels of collectives round so; kernel_round_f16 is seen only through sums. */
 static uint16_t literal_round(int dtype, float x) {
   uint32_t bits;
@@ -149,7 +154,7 @@ TEST(every_half_comes_back) {
 static void one_conversion(uint64_t seed) {
   uint64_t state = mix(seed), n = any_length(&state, 8192);
   for (int half = MLFAB_HALF_F16; half <= MLFAB_HALF_BF16; half++) {
-    int dtype = half == MLFAB_HALF_F16 ? MLFAB_F16 : MLFAB_BF16;
+    int dtype = type_of(half, 0);
     array from = array_any(&state, MLFAB_F32, n, any_off(&state), 0),
           to = array_new(dtype, n, any_off(&state));
     array wanted = array_new(dtype, n, 0);
@@ -420,9 +425,7 @@ static void one_compaction(uint64_t seed) {
       seed % 3 ? MLFAB_F32 : MLFAB_F64, (int)chance_below(&state, 3), tau, 1.0, 0, 0};
   int dtype = rule.dtype,
       mode = (int)chance_below(&state, 4); /* bit 0: with g; bit 1: to another array */
-  int type = rule.half == MLFAB_HALF_NONE  ? dtype
-             : rule.half == MLFAB_HALF_F16 ? MLFAB_F16
-                                           : MLFAB_BF16;
+  int type = type_of(rule.half, dtype);
   uint64_t density = densities[chance_below(&state, 5)];
   array g = array_new(dtype, n, off), residual = array_new(dtype, n, off);
   for (uint64_t i = 0; i < n; i++) {
@@ -466,15 +469,13 @@ static void one_compaction(uint64_t seed) {
     assert_memory_equal(values.at, wanted_v, (size_t)kept * elements_width(type));
     assert_memory_equal(to, wanted.at, wanted.bytes);
     if (to != residual.at) assert_memory_equal(residual.at, before.at, before.bytes);
-    for (uint64_t i = kept * UINT64_C(4); i < indices.bytes; i++)
-      assert_int_equal(indices.at[i], GUARD);
-    for (uint64_t i = kept * UINT64_C(1) * elements_width(type); i < values.bytes; i++)
-      assert_int_equal(values.at[i], GUARD);
   } else {
     assert_memory_equal(residual.at, before.at, before.bytes);
-    for (size_t i = 0; i < indices.bytes; i++) assert_int_equal(indices.at[i], GUARD);
-    for (size_t i = 0; i < values.bytes; i++) assert_int_equal(values.at[i], GUARD);
   }
+  uint64_t written = result.done ? kept : 0;
+  for (uint64_t i = written * 4; i < indices.bytes; i++) assert_int_equal(indices.at[i], GUARD);
+  for (uint64_t i = written * elements_width(type); i < values.bytes; i++)
+    assert_int_equal(values.at[i], GUARD);
   free(wanted_i), free(wanted_v);
   array_free(&g), array_free(&residual), array_free(&wanted), array_free(&before),
       array_free(&other);
@@ -524,7 +525,7 @@ static void one_scatter(uint64_t seed) {
   static const int types[] = {MLFAB_F32, MLFAB_F64, MLFAB_I64};
   uint64_t state = mix(seed), length = 1 + any_length(&state, 4096), n = 0;
   int dtype = types[seed % 3], half = dtype == MLFAB_I64 ? 0 : (int)chance_below(&state, 3);
-  int type = half == MLFAB_HALF_NONE ? dtype : half == MLFAB_HALF_F16 ? MLFAB_F16 : MLFAB_BF16;
+  int type = type_of(half, dtype);
   double scale = any_weight(&state, dtype);
   array dst = array_any(&state, dtype, length, any_off(&state), 0), wanted = array_copy(&dst, 0);
   array indices = array_new(MLFAB_F32, length, any_off(&state)),
@@ -554,6 +555,9 @@ TEST(scatters) { cases(150, one_scatter); }
 
 /* ---- arguments ---- */
 
+#define INVALID(call) assert_int_equal(call, ELEMENTS_INVALID)
+#define MISALIGNED(call) assert_int_equal(call, ELEMENTS_MISALIGNED)
+
 TEST(arguments_are_checked) {
   double data[8] = {0}, states[16] = {0};
   float *odd = (float *)(void *)((char *)data + 2);
@@ -569,58 +573,45 @@ TEST(arguments_are_checked) {
                          .scale = 1,
                          .t = 1};
   for (int i = 1; i < 17; i++) in[i] = data;
-  assert_int_equal(play_sum(MLFAB_F32, data, in, NULL, 0, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_F32, data, in, NULL, 17, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_F32, data, NULL, NULL, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_F32, NULL, in, NULL, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_BYTES, data, in, NULL, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_I64, data, in, nan, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_I64, data, in, big, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_sum(MLFAB_F32, odd, in, NULL, 1, 1, NULL), ELEMENTS_MISALIGNED);
+  INVALID(play_sum(MLFAB_F32, data, in, NULL, 0, 1, NULL));
+  INVALID(play_sum(MLFAB_F32, data, in, NULL, 17, 1, NULL));
+  INVALID(play_sum(MLFAB_F32, data, NULL, NULL, 1, 1, NULL));
+  INVALID(play_sum(MLFAB_F32, NULL, in, NULL, 1, 1, NULL));
+  INVALID(play_sum(MLFAB_BYTES, data, in, NULL, 1, 1, NULL));
+  INVALID(play_sum(MLFAB_I64, data, in, nan, 1, 1, NULL));
+  INVALID(play_sum(MLFAB_I64, data, in, big, 1, 1, NULL));
+  MISALIGNED(play_sum(MLFAB_F32, odd, in, NULL, 1, 1, NULL));
   in[3] = NULL;
-  assert_int_equal(play_sum(MLFAB_F32, data, in, NULL, 4, 1, NULL), ELEMENTS_INVALID);
+  INVALID(play_sum(MLFAB_F32, data, in, NULL, 4, 1, NULL));
   assert_int_equal(play_sum(MLFAB_F32, NULL, in + 3, NULL, 1, 0, &stats), 0);
   assert_true(stats.norm2 == 0 && stats.finite == 1);
-  assert_int_equal(elements_stats_check(&stats, NULL), ELEMENTS_INVALID);
-  assert_int_equal(elements_stats_check(&stats, (char *)data + 8 + 8 * ((uintptr_t)data % 16 != 0)),
-                   ELEMENTS_MISALIGNED);
-  assert_int_equal(play_add(MLFAB_F16, data, data, data, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_add(MLFAB_F32, data, data, NULL, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_add(MLFAB_F32, data, odd, data, 1, 1, NULL), ELEMENTS_MISALIGNED);
-  assert_int_equal(play_add(MLFAB_F32, NULL, data, data, 1, 1, NULL), ELEMENTS_INVALID);
-  assert_int_equal(play_apply(NULL, MLFAB_F32, data, data, data, states, states, 1),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_apply(&rule, MLFAB_I64, data, data, data, states, states, 1),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, NULL, 1),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, odd, 1),
-                   ELEMENTS_MISALIGNED);
+  INVALID(elements_stats_check(&stats, NULL));
+  MISALIGNED(elements_stats_check(&stats, (char *)data + 8 + 8 * ((uintptr_t)data % 16 != 0)));
+  INVALID(play_add(MLFAB_F16, data, data, data, 1, 1, NULL));
+  INVALID(play_add(MLFAB_F32, data, data, NULL, 1, 1, NULL));
+  MISALIGNED(play_add(MLFAB_F32, data, odd, data, 1, 1, NULL));
+  INVALID(play_add(MLFAB_F32, NULL, data, data, 1, 1, NULL));
+  INVALID(play_apply(NULL, MLFAB_F32, data, data, data, states, states, 1));
+  INVALID(play_apply(&rule, MLFAB_I64, data, data, data, states, states, 1));
+  INVALID(play_apply(&rule, MLFAB_F32, data, data, data, states, NULL, 1));
+  MISALIGNED(play_apply(&rule, MLFAB_F32, data, data, data, states, odd, 1));
   rule.t = 0;
-  assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1),
-                   ELEMENTS_INVALID);
+  INVALID(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1));
   rule.t = 1, rule.kind = MLFAB_OPTIMIZER_COUNT;
-  assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_convert(MLFAB_F16, data, MLFAB_BF16, states, 0, 1), ELEMENTS_INVALID);
-  assert_int_equal(play_convert(MLFAB_F16, data, MLFAB_F32, odd, 0, 1), ELEMENTS_MISALIGNED);
+  INVALID(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1));
+  INVALID(play_convert(MLFAB_F16, data, MLFAB_BF16, states, 0, 1));
+  MISALIGNED(play_convert(MLFAB_F16, data, MLFAB_F32, odd, 0, 1));
   assert_int_equal(play_convert(MLFAB_F16, NULL, MLFAB_F32, NULL, 0, 0), 0);
-  assert_int_equal(play_compact(MLFAB_I64, NULL, data, data, 1, 1, 0, indices, states, 1, &found),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_compact(MLFAB_F32, NULL, data, data, 1, NAN, 0, indices, states, 1, &found),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_compact(MLFAB_F32, NULL, data, data, 1, 1, 3, indices, states, 1, &found),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_compact(MLFAB_F32, NULL, data, NULL, 1, 1, 0, indices, states, 1, &found),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_compact(MLFAB_F32, odd, data, data, 1, 1, 0, indices, states, 1, &found),
-                   ELEMENTS_MISALIGNED);
+  INVALID(play_compact(MLFAB_I64, NULL, data, data, 1, 1, 0, indices, states, 1, &found));
+  INVALID(play_compact(MLFAB_F32, NULL, data, data, 1, NAN, 0, indices, states, 1, &found));
+  INVALID(play_compact(MLFAB_F32, NULL, data, data, 1, 1, 3, indices, states, 1, &found));
+  INVALID(play_compact(MLFAB_F32, NULL, data, NULL, 1, 1, 0, indices, states, 1, &found));
+  MISALIGNED(play_compact(MLFAB_F32, odd, data, data, 1, 1, 0, indices, states, 1, &found));
   assert_int_equal(play_compact(MLFAB_F32, NULL, NULL, NULL, 0, 1, 0, NULL, NULL, 0, &found), 0);
   assert_true(found.kept == 0 && found.finite == 1 && found.done == 1);
-  assert_int_equal(play_scatter_add(MLFAB_I64, data, indices, states, MLFAB_HALF_F16, 1, 1),
-                   ELEMENTS_INVALID);
-  assert_int_equal(play_scatter_add(MLFAB_F32, data, NULL, states, 0, 1, 1), ELEMENTS_INVALID);
-  assert_int_equal(play_scatter_add(MLFAB_F32, odd, indices, states, 0, 1, 1), ELEMENTS_MISALIGNED);
+  INVALID(play_scatter_add(MLFAB_I64, data, indices, states, MLFAB_HALF_F16, 1, 1));
+  INVALID(play_scatter_add(MLFAB_F32, data, NULL, states, 0, 1, 1));
+  MISALIGNED(play_scatter_add(MLFAB_F32, odd, indices, states, 0, 1, 1));
 }
 
 /* The cut of large arrays: at most as many parts as a scan takes, and every tile in one of them. */
