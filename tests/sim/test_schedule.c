@@ -324,12 +324,11 @@ static void fill(const bed *b, job *j, uint32_t slot, uint32_t k) {
   } else {
     int64_t *integers = (int64_t *)(void *)data;
     memset(data, 0, b->s.count * sizeof *data);
-    for (uint64_t e = j->rank * b->s.updates + k; e < b->s.count; e += marks(b)) {
+    for (uint64_t e = j->rank * b->s.updates + k; e < b->s.count; e += marks(b))
       if (b->s.dtype == MLFAB_I64)
         integers[e] = 1;
       else
         data[e] = 1.0;
-    }
   }
   if (b->updates[j->rank][k].nan) j->data[slot][b->s.count / 2] = (double)NAN;
 }
@@ -819,10 +818,9 @@ static uint32_t run_until_grouped(bed *b, int member) {
     assert_false(all_done(b));
     const planned *p = b->nplanned ? &b->planned[b->nplanned - 1] : NULL;
     if (!p || !p->group || now(b) < b->last_commit_ns + (uint64_t)member) continue;
-    for (uint32_t i = 0; i < b->s.workers; i++) {
+    for (uint32_t i = 0; i < b->s.workers; i++)
       if (member ? i == p->worker : stats_of(b->jobs[i].ctx).members_added > 2 && i != p->worker)
         return i;
-    }
   }
 }
 

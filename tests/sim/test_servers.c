@@ -163,15 +163,14 @@ static void join(worker *me) {
     if (sim_ready(j->w.node[me->rank])) me->phase = IDLES;
   }
   if (me->phase != IDLES || now(j) < me->asked_ns + idles_ns) return;
-  if (me->dies == 1) {
+  if (me->dies == 1)
     die(me);
-  } else if (!start_model(me)) {
+  else if (!start_model(me))
     me->asked_ns = now(j) + 1;
-  } else if (me->dies == 2) {
+  else if (me->dies == 2)
     die(me);
-  } else {
+  else
     compute(me);
-  }
 }
 
 /* Goes on with whatever has ended. Called after every event of the host, and when a computation ends. */
@@ -248,9 +247,8 @@ static void kill(void *user) {
 static void move_slices(job *j) {
   uint32_t list[SERVERS], n = 0;
   int dies = 0;
-  for (uint32_t s = 0; s < SERVERS; s++) {
+  for (uint32_t s = 0; s < SERVERS; s++)
     if (j->place[s] == HERE && (below(j, 2) || (s == 0 && below(j, 2)))) list[n++] = s;
-  }
   if (n == 0) list[n++] = 0;
   for (uint32_t i = 0; i < n; i++) {
     if (!j->changes || list[i] == 0 || j->holds[list[i]] || below(j, 8) != 0 || dies) continue;
@@ -268,9 +266,8 @@ static void move_slices(job *j) {
   say(j->w.sim, "moved to %u servers (%u ...): %s %s", n, list[0], mlfab_error_name(code),
       code ? last_text(j->w.node[0]) : "");
   j->moves++;
-  if (code == 0 && dies && j->died) { /* it may have died later */
+  if (code == 0 && dies && j->died) /* it may have died later */
     for (uint32_t i = 0; i < n; i++) j->lost |= j->place[list[i]] == NOWHERE;
-  }
   if (code == 0) {
     memset(j->holds, 0, sizeof j->holds);
     for (uint32_t i = 0; i < n; i++) j->holds[list[i]] = 1;

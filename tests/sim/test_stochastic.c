@@ -85,9 +85,8 @@ static void init_world(crowd *w, uint32_t n, uint32_t graph, uint32_t mode, uint
 
 static void turn(crowd *w) {
   mlfab_sim_run(w->sim, w->slice_ns);
-  for (uint32_t i = 0; i < w->n; i++) {
+  for (uint32_t i = 0; i < w->n; i++)
     if (w->ranks[i].node) driven_pump(w->ranks[i].node, w->ranks[i].link, now(w));
-  }
 }
 
 static void open_world(crowd *w) {
@@ -178,11 +177,10 @@ static void look(crowd *w, uint32_t i) {
     r->until = now(w) + MS;
     return;
   }
-  if (r->opening) {
+  if (r->opening)
     r->opened = 1;
-  } else {
+  else
     note(w, r);
-  }
   compute(w, i);
 }
 
@@ -196,9 +194,8 @@ static void go_on(crowd *w) {
 }
 
 static int all_enough(const crowd *w) {
-  for (uint32_t i = 0; i < w->n; i++) {
+  for (uint32_t i = 0; i < w->n; i++)
     if (w->ranks[i].node && w->ranks[i].iterations < w->enough) return 0;
-  }
   return 1;
 }
 

@@ -415,9 +415,8 @@ TEST(test_hanging) {
     for (uint32_t r = 0; r < RANKS; r += 2) assert_int_not_equal(sum_end(&f, &s, r), 0);
     assert_in_range(mlfab_sim_clock(f.w.sim) - began, 18ull * WORLD_S, 25ull * WORLD_S);
     assert_int_equal(share(&f, LEAST, codes), -1);
-    for (uint32_t r = 0; r < RANKS; r++) {
+    for (uint32_t r = 0; r < RANKS; r++)
       REFUSED(f.w.node[r], codes[r], MLFAB_ERR_DEVICE, "worker 1's device may still use memory");
-    }
     assert_true(played_mapped(f.device[1]) > 0);
     f.device[1]->hung = 0;
     run_all(&f, 100, 1000000);

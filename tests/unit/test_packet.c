@@ -159,9 +159,8 @@ static void check(stretch *s, uint32_t bytes, const uint8_t *kept_element, uint6
   mlfab__rng_seed(&prng, mlfab__mix(seed));
   assert_int_equal(bytes % 8, 0);
   assert_true(bytes <= mlfab__packet_bound(s->shape.elements, s->shape.dtype));
-  for (uint32_t i = 0; i < 64; i++) {
+  for (uint32_t i = 0; i < 64; i++)
     assert_int_equal(out_of(s)[mlfab__packet_bound(s->shape.elements, s->shape.dtype) + i], GUARD);
-  }
   assert_int_equal(mlfab__packet_open(out_of(s), bytes + mlfab__rng_below(&prng, 9), &p), bytes);
   assert_int_equal(mlfab__packet_open(out_of(s), bytes - 1, &p), 0);
   assert_int_equal(p.offset, s->shape.offset);

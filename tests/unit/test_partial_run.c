@@ -295,11 +295,10 @@ static int must_repeat(const worker *me) {
 static void move(worker *me) {
   if (me->state == DONE && must_repeat(me)) me->state = THINKING;
   if (!me->alive || me->state != THINKING || chance(me->slowness)) return;
-  if (me->steps < w->stop) {
+  if (me->steps < w->stop)
     (void)call(me, 0);
-  } else {
+  else
     (void)flush(me);
-  }
 }
 
 /* Only then do all agree on what is next after a failure. */

@@ -32,9 +32,8 @@ static int uses(const mlfab__network *net, const mlfab__transfer *t, uint32_t pr
   if (t->n == 0) return 0;
   if (profile == t->from || profile == net->nodes + t->to) return 1;
   if (!mlfab__map_get(&net->paths, (uint64_t)t->from * net->nodes + t->to + 1, &at)) return 0;
-  for (uint32_t i = 1; i <= net->path_links[at]; i++) {
+  for (uint32_t i = 1; i <= net->path_links[at]; i++)
     if (2 * net->nodes + net->path_links[at + i] == profile) return 1;
-  }
   return 0;
 }
 
@@ -76,9 +75,8 @@ static void leave(mlfab__network *to, const mlfab__network *base, const records 
         for (uint32_t x = 0; x < lists[l]->n; x++) {
           const record *r = &lists[l]->of[x];
           if (!uses(base, &r->transfer, i)) continue;
-          for (uint32_t y = 0; y < r->transfer.n; y++) {
+          for (uint32_t y = 0; y < r->transfer.n; y++)
             if (at[s] >= r->pieces[y].from && at[s] < r->pieces[y].to) left -= r->pieces[y].rate;
-          }
         }
       }
       same(left >= 0 ? 1 : 0, 1, "a residual that is not negative");
@@ -265,11 +263,10 @@ static uint32_t take_last(const mlfab__planned *last, records *out) {
     const mlfab__transfer *t = &server.of[x].transfer;
     int is_last = last->group > 0 ? t->purpose == MLFAB__AGGREGATE && t->index == last->group
                                   : t->purpose == MLFAB__TO_SERVER && t->index == last->update;
-    if (is_last) {
+    if (is_last)
       out->of[out->n++] = server.of[x];
-    } else {
+    else
       server.of[n++] = server.of[x];
-    }
   }
   server.n = n;
   return out->n;

@@ -247,11 +247,10 @@ static int run(uint64_t seed, int talks, uint32_t *promotions, uint32_t *decisio
     if (!w.p[i].up) world_begin(&w, i, 1, 0);
   }
   for (int t = 0; t < 20 * BEAT; t++) world_step(&w);
-  for (uint32_t e = 2; e < EPOCHS; e++) {
+  for (uint32_t e = 2; e < EPOCHS; e++)
     if (w.decided[e].epoch && w.decided[e].serves != w.decided[e - 1].serves &&
         w.decided[e - 1].epoch)
       (*promotions)++;
-  }
   *decisions += w.decisions;
   int well = world_ends_well(&w);
   if (!kills && !well) {
