@@ -407,19 +407,6 @@ TEST(one_pass_equals_many) {
       }
 }
 
-/* 2048 + 1 + 1 is 2048 twice rounded, and 60000 + 60000 - 60000 is not infinite. */
-TEST(halves_are_rounded_once) {
-  uint16_t a[4] = {0x6800, 0x7b53, 0x7bff, 0x7bff}, b[4] = {0x3c00, 0x7b53, 0x4b80, 0x4c00};
-  uint16_t c[4] = {0x3c00, 0xfb53, 0, 0}, out[4];
-  const void *in[3] = {a, b, c};
-  void *dst = out;
-  mlfab__kernel_combine_many(MLFAB_OP_SUM, MLFAB_F16, &dst, 1, in, 3, 4, 0);
-  assert_int_equal(out[0], 0x6801);
-  assert_int_equal(out[1], 0x7b53);
-  assert_int_equal(out[2], 0x7bff); /* 65504 + 15 */
-  assert_int_equal(out[3], 0x7c00); /* 65504 + 16: halfway */
-}
-
 static uint64_t literal_quotient(int dtype, uint64_t x, uint32_t by) {
   volatile float a32, r32;
   volatile double a64, r64;
