@@ -165,15 +165,14 @@ static void exclusive_or(void *user, void *inout, const void *in, uint64_t count
 static void fill(const plan *p, uint32_t who, uint64_t i, uint8_t *at) {
   uint64_t d = dice_of(p, who, i);
   affine map = {(uint32_t)d | 1, (uint32_t)(d >> 32), 1};
-  if (p->own == AFFINE) {
+  if (p->own == AFFINE)
     memcpy(at, &map, sizeof map);
-  } else if (p->own == XOR || p->kind == BROADCAST) {
+  else if (p->own == XOR || p->kind == BROADCAST)
     for (uint32_t k = 0; k < p->width; k++) at[k] = (uint8_t)(d >> 8 * (k % 8));
-  } else if (p->dtype == MLFAB_I64) {
+  else if (p->dtype == MLFAB_I64)
     memcpy(at, &d, 8);
-  } else {
+  else
     put(at, p->dtype, 0, number(p, who, i));
-  }
 }
 
 /* ---- plans */
@@ -192,9 +191,8 @@ static void make_blocks(const world *w, plan *p, uint64_t members, uint64_t d) {
     p->blocks[r] = members >> r & 1 && c % 4 ? mix(c) % (count / w->workers * 2 + 3) : 0;
     p->count += p->blocks[r];
   }
-  for (uint32_t r = 0; r < w->workers && p->count == 0; r++) {
+  for (uint32_t r = 0; r < w->workers && p->count == 0; r++)
     if (members >> r & 1) p->count = p->blocks[r] = 3;
-  }
 }
 
 static void make_lengths(plan *p, uint64_t d) {
@@ -209,9 +207,8 @@ static void make_lengths(plan *p, uint64_t d) {
 
 static int32_t nth_of(uint64_t set, uint32_t n) {
   int32_t r = 0;
-  for (n %= bits_of(set);; r++, set >>= 1) {
+  for (n %= bits_of(set);; r++, set >>= 1)
     if (set & 1 && n-- == 0) return r;
-  }
 }
 
 static void make_reduction(const world *w, plan *p, uint64_t d) {
@@ -271,15 +268,14 @@ static void forget_literal(literal *l) {
 }
 
 static void add_number(const plan *p, double *v, double x) {
-  if (isnan(x) || isnan(*v)) {
+  if (isnan(x) || isnan(*v))
     *v = (double)NAN;
-  } else if (p->op == MLFAB_OP_MIN) {
+  else if (p->op == MLFAB_OP_MIN)
     *v = x < *v ? x : *v;
-  } else if (p->op == MLFAB_OP_MAX) {
+  else if (p->op == MLFAB_OP_MAX)
     *v = x > *v ? x : *v;
-  } else {
+  else
     *v = p->op == MLFAB_OP_PRODUCT ? *v * x : *v + x;
-  }
 }
 
 static uint64_t add_integer(const plan *p, uint64_t v, uint64_t x) {
@@ -308,11 +304,10 @@ static void add_element(plan *p, literal *l, uint32_t who, uint64_t i, int first
     memcpy(at, &v, 8);
   } else {
     double y = get(x, p->dtype, 0);
-    if (first) {
+    if (first)
       l->values[i] = y;
-    } else {
+    else
       add_number(p, &l->values[i], y);
-    }
     l->slack[i] += fabs(y);
   }
 }
@@ -539,9 +534,8 @@ static void kill_node(world *w, uint32_t i) {
 
 static void turn(world *w) {
   mlfab_sim_run(w->sim, w->slice_ns);
-  for (uint32_t i = 0; i < w->nodes; i++) {
+  for (uint32_t i = 0; i < w->nodes; i++)
     if (w->ranks[i].node) driven_pump(w->ranks[i].node, w->ranks[i].link, now(w));
-  }
 }
 
 static void init_world(world *w, uint32_t workers, uint64_t seed) {
@@ -636,10 +630,9 @@ static void fill_call(const world *w, uint32_t i, open_call *c) {
   memset(c->memory, 0x5a, c->bytes);
   if (p->kind == ALLREDUCE) {
     vecs_of(p, c->memory, vecs);
-    for (uint32_t b = 0; b < p->nbufs; b++) {
+    for (uint32_t b = 0; b < p->nbufs; b++)
       for (uint64_t k = 0; k < vecs[b].count; k++)
         fill(p, i, e++, (uint8_t *)vecs[b].data + k * p->width);
-    }
   } else if (p->kind == REDUCE_SCATTER || (p->kind == BROADCAST && (uint32_t)p->root == i)) {
     for (; e < p->count; e++) {
       uint8_t x[64];
@@ -648,9 +641,8 @@ static void fill_call(const world *w, uint32_t i, open_call *c) {
     }
   } else if (p->kind == ALLGATHER) {
     for (uint32_t r = 0; r < w->workers; r++) {
-      for (uint64_t k = 0; k < p->blocks[r]; k++, e++) {
+      for (uint64_t k = 0; k < p->blocks[r]; k++, e++)
         if (r == i) fill(p, i, e, c->memory + e * p->width);
-      }
     }
   }
 }
@@ -830,10 +822,9 @@ static void check_model(world *w) {
   assert_int_equal(SUBMIT(r->node, now(w), &r->pull, PULL, .bufs = &weights, .n = 1), 0);
   for (uint64_t end = now(w) + 20 * SECOND; r->pull && now(w) < end; turn(w))
     end_request(w, 0, &r->pull, "last pull");
-  for (int k = 0; k < MODEL; k++) {
+  for (int k = 0; k < MODEL; k++)
     if ((uint64_t)r->weights[k] != pushed)
       broken(w, "the model holds %d, %d were pushed", (int)r->weights[k], (int)pushed);
-  }
 }
 
 /* ---- driving */
@@ -863,9 +854,8 @@ static int settled(const world *w) {
 static void run_calls(world *w, uint64_t calls, uint64_t limit_ns) {
   uint64_t end = now(w) + limit_ns;
   w->goal = calls;
-  for (uint32_t i = 0; i < w->workers; i++) {
+  for (uint32_t i = 0; i < w->workers; i++)
     if (w->ranks[i].node && w->ranks[i].calls > w->goal) w->goal = w->ranks[i].calls;
-  }
   while (!settled(w) && !w->failure[0]) {
     live_on(w);
     if (now(w) > end) broken(w, "%d calls are not made in time", (int)calls);
@@ -875,9 +865,8 @@ static void run_calls(world *w, uint64_t calls, uint64_t limit_ns) {
 /* `more` calls by everybody. Nobody may be ahead by a failure that another has not seen. */
 static void run_more(world *w, uint64_t more, uint64_t limit_ns) {
   uint64_t most = 0;
-  for (uint32_t i = 0; i < w->workers; i++) {
+  for (uint32_t i = 0; i < w->workers; i++)
     if (w->ranks[i].node && w->ranks[i].calls > most) most = w->ranks[i].calls;
-  }
   run_calls(w, most + more, limit_ns);
 }
 
@@ -887,9 +876,8 @@ static void run_to_failure(world *w, uint64_t who, uint32_t n, uint64_t limit_ns
   w->goal = UINT64_MAX;
   while (left && !w->failure[0]) {
     live_on(w);
-    for (uint32_t i = 0; i < w->workers; i++) {
+    for (uint32_t i = 0; i < w->workers; i++)
       if (w->ranks[i].nfailures >= n) left &= ~bit(i);
-    }
     if (left && now(w) > end)
       broken(w, "ranks %llx have not heard of a failure in time", (unsigned long long)left);
   }

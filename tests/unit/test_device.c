@@ -82,12 +82,11 @@ static void play_model(uint64_t seed) {
           break;
         }
         OK(node, mlfab_push_start(node, bufs, n, NULL, &request));
-        for (uint32_t t = 0; t < n; t++) { /* small: the buffers are the caller's again */
+        for (uint32_t t = 0; t < n; t++) /* small: the buffers are the caller's again */
           if (on[t])
             played_kernel(p, at[t], 0x77, tensor_counts[t] * sizeof(float));
           else
             memset(host[t], 0x77, tensor_counts[t] * sizeof(float));
-        }
         OK(node, mlfab_wait(node, request, 0, NULL));
         break;
       }
@@ -108,9 +107,8 @@ static void play_model(uint64_t seed) {
         break;
       }
       default:
-        for (uint32_t t = 0; t < n; t++) {
+        for (uint32_t t = 0; t < n; t++)
           if (on[t]) played_kernel(p, at[t], 0x33, tensor_counts[t] * sizeof(float));
-        }
         OK(node, mlfab_pull(node, bufs, n, NULL, NULL));
         played_finish(p);
         for (uint32_t t = 0; t < n; t++) {
@@ -247,10 +245,9 @@ static void play_collectives(uint64_t seed) {
   }
   mlfab_sim_run(f.w.sim, 1000000);
   for (uint32_t r = 0; r < RANKS; r++) f.device[r]->gate = 0;
-  for (uint32_t k = 0; k < SLOTS; k++) {
+  for (uint32_t k = 0; k < SLOTS; k++)
     for (uint32_t r = 0; r < RANKS; r++)
       assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
-  }
   for (uint32_t k = 0; k < SLOTS; k++) {
     for (uint32_t r = 0; r < RANKS; r++) check_slot(&f, &slots[k], r);
     free_slot(&slots[k]);
@@ -354,9 +351,8 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
 
 TEST(test_failures) {
   uint32_t failures[PLAYED_CALLS + 1] = {0};
-  for (int function = 0; function <= PLAYED_CALLS; function++) {
+  for (int function = 0; function <= PLAYED_CALLS; function++)
     for (uint32_t k = 1; k <= 9; k++) failures[function] += play_failure(function, k, 100 + k);
-  }
   assert_int_equal(failures[PLAYED_WHERE], 0); /* the call falls back, before it has begun */
   assert_int_equal(failures[PLAYED_PIN], 0);
   for (int function = PLAYED_FENCE; function <= PLAYED_CALLS; function++)
