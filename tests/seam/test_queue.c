@@ -638,11 +638,12 @@ static void world_trouble(void) {
 static void world_step(int quiet) {
   uint32_t at = (uint32_t)draw(PEERS);
   s.now += draw(1000);
-  uint64_t what = draw(8), times = what >= 1 && what <= 4 ? 1 + draw(6) : 0;
+  uint64_t what = draw(8);
+  int many = what == 1 || what == 2 || what == 4 || what == 5;
   if (what == 0 && !quiet && draw(2) == 0) push_random(at);
   if (what == 0) announce(at);
-  for (; times > 0; times--) (what < 3 ? deliver : sum_step)(at);
-  if (what == 5) send_some(at);
+  for (uint64_t n = many ? 1 + draw(6) : 0; n > 0; n--) (what < 3 ? deliver : sum_step)(at);
+  if (what == 3) send_some(at);
   if (what == 6 && scheduler_up() && draw(w.nwaiting > 3 ? 8 : 60) == 0) plan(0);
   if (what == 6 && !linked(at)) greet(at);
   if (what == 6 && draw(4) == 0) w.peers[at].met[draw(PEERS)] = 1;
