@@ -1,5 +1,6 @@
 /* queues.h - queues that join hand-driven nodes of a test, as in examples/04_event_loop.c. A further party, "the outside",
- * has its own links to the nodes; the test speaks for it. The test defines QUEUE and LINKS, their room, act() and turn(). */
+ * has its own links to the nodes; the test speaks for it. The test defines
+ * QUEUE and LINKS, their room, carry() and turn(). */
 #ifndef MLFAB_TEST_QUEUES_H
 #define MLFAB_TEST_QUEUES_H
 
@@ -19,7 +20,12 @@ static struct {
   } link[LINKS];
   uint32_t links;
   uint64_t now, slow_ns[NODES];
-  int closed; /* links of the outside, by their other end */
+  uint32_t caps, called_caps; /* of links, at the calling and at the called end */
+  int turned,
+      turned_to; /* calls of this node go to another node, or the outside; 0: of no node, as node 0 calls nobody */
+  uint32_t refuses; /* the link on which sends fail because the peer is gone */
+  int refused;      /* such sends */
+  int closed;       /* links of the outside, by their other end */
   /* Frames to the outside: how many, also of heartbeats and news of members; the last of the others. */
   int heard_all, heard;
   uint8_t heard_type, last[MLFAB_HEADER_BYTES + 256];
@@ -33,6 +39,7 @@ static struct {
 } q;
 
 static void turn(void);
+static void carry(int from, int to, mlfab_io_event frame); /* brings it there */
 
 static void run(uint64_t ns) {
   for (uint64_t end = q.now + ns; q.now < end;) turn();
@@ -86,15 +93,6 @@ static int far_end(uint32_t link, int me) {
   return q.link[link].from == me ? q.link[link].to : q.link[link].from;
 }
 
-/* A node calls another, or the outside. */
-static void link_up(int me, int to, uint64_t token, uint32_t caps, uint32_t called_caps) {
-  mlfab_io_event e = {.kind = MLFAB_IO_UP, .link = new_link(me, to), .token = token, .caps = caps};
-  post(me, e);
-  e.token = 0;
-  e.caps = called_caps;
-  post(to, e);
-}
-
 /* Takes the events that wait for a node, and closes it. */
 static void shut(int i) {
   while (q.taken[i] != q.put[i]) drop_event(&q.queue[i][q.taken[i]++ % QUEUE]);
@@ -121,6 +119,43 @@ static void hear(const mlfab_action *a) {
   q.heard_type = header.type;
   q.last_link = a->link;
   memcpy(q.last, a->head, mlfab__min(a->head_bytes, sizeof q.last));
+}
+
+/* Plays the transport for one action. */
+static int act(int me, const mlfab_action *a) {
+  mlfab_io_event e = {.link = a->link, .token = a->token};
+  if (a->kind == MLFAB_ACTION_CONNECT) {
+    int to = me && me == q.turned ? q.turned_to : a->address[strlen(a->address) - 1] - '0';
+    e.kind = MLFAB_IO_UP;
+    e.link = new_link(me, to);
+    e.caps = q.caps;
+    post(me, e);
+    e.token = 0;
+    e.caps = q.called_caps;
+    post(to, e);
+  } else if (a->kind == MLFAB_ACTION_SEND) {
+    int to = far_end(a->link, me);
+    if (a->link == q.refuses) return q.refused++, MLFAB_ERR_PEER_CLOSED;
+    if (!q.link[a->link].up) return 0;
+    if (to == OUTSIDE)
+      hear(a);
+    else
+      carry(me, to, frame_event(a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes));
+    e.kind = MLFAB_IO_SENT;
+    if (a->token) post(me, e);
+  } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
+    q.link[a->link].up = 0;
+    post_down(far_end(a->link, me), a->link);
+  }
+  return 0;
+}
+
+/* All that a node does now. */
+static void acts(int i) {
+  for (mlfab_action a; mlfab_node_next(q.node[i], q.now, &a);) {
+    int status = act(i, &a);
+    mlfab_node_done(q.node[i], &a, status, q.now);
+  }
 }
 
 /* The outside calls a node. It has heard nothing yet. */

@@ -26,9 +26,6 @@ static struct {
   int done_to; /* the frame was changed: the node that got it */
   mlfab_io_event held;
   int held_for;
-  uint32_t caps, called_caps; /* of links, at the calling and at the called end */
-  /* A wrong way for calls of this node: to another node, or the outside. */
-  int turned, turned_to;
   uint64_t held_bytes; /* of node 0's memory */
   uint8_t keys[64];    /* K must not be in memory that is given back */
   int leaks;
@@ -106,33 +103,6 @@ static void carry(int me, int to, mlfab_io_event e) {
     n.held_for = -1;
   }
 }
-/* Plays the transport for one action. */
-static void act(int me, const mlfab_action *a) {
-  if (a->kind == MLFAB_ACTION_CONNECT) {
-    int to = me == n.turned ? n.turned_to : a->address[strlen(a->address) - 1] - '0';
-    link_up(me, to, a->token, n.caps, n.called_caps);
-  } else if (a->kind == MLFAB_ACTION_SEND) {
-    int to = far_end(a->link, me);
-    if (!q.link[a->link].up) return;
-    if (to == OUTSIDE)
-      hear(a);
-    else
-      carry(me, to, frame_event(a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes));
-    if (a->token)
-      post(me, (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token});
-  } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
-    q.link[a->link].up = 0;
-    post_down(far_end(a->link, me), a->link);
-  }
-}
-
-static void acts(int i) {
-  for (mlfab_action a; mlfab_node_next(q.node[i], q.now, &a);) {
-    act(i, &a);
-    mlfab_node_done(q.node[i], &a, 0, q.now);
-  }
-}
-
 static void turn(void) {
   q.now += 100000;
   for (int i = 0; i < NODES; i++) {
@@ -171,7 +141,7 @@ static void net_begin(uint64_t seed) {
   const char *why;
   memset(&n, 0, sizeof n);
   memset(&q, 0, sizeof q);
-  n.done_to = n.held_for = n.turned = -1;
+  n.done_to = n.held_for = -1;
   n.at = UINT32_MAX;
   q.now = 1000 * seed;
   mlfab__rng_seed(&n.prng, seed);
@@ -278,8 +248,8 @@ TEST(test_honest) {
     int vouched = way % 4 == 3;
     net_begin(3);
     n.announces = way / 4;
-    n.caps = way & 1 ? MLFAB_CAP_VOUCHED : 0;
-    n.called_caps = way & 2 ? MLFAB_CAP_VOUCHED : 0;
+    q.caps = way & 1 ? MLFAB_CAP_VOUCHED : 0;
+    q.called_caps = way & 2 ? MLFAB_CAP_VOUCHED : 0;
     for (int i = 0; i < NODES; i++) net_open(i, KEY);
     assert_int_equal(join(), 0);
     define();
@@ -582,8 +552,8 @@ TEST(test_led_astray) {
   net_begin(7);
   net_open(0, KEY);
   net_open(1, KEY);
-  n.turned = 2;
-  n.turned_to = 1;
+  q.turned = 2;
+  q.turned_to = 1;
   net_open(2, KEY);
   for (int i = 0; i < 20000 && mlfab_node_ready(q.node[2], NULL) == 0; i++) turn();
   assert_int_equal(mlfab_node_ready(q.node[2], &error), MLFAB_ERR_REFUSED);
@@ -593,8 +563,8 @@ TEST(test_led_astray) {
   net_begin(8);
   net_open(0, KEY);
   net_open(1, KEY);
-  n.turned = 1;
-  n.turned_to = OUTSIDE;
+  q.turned = 1;
+  q.turned_to = OUTSIDE;
   run(BEAT);
   assert_int_equal(q.heard_type, MLFAB__CHALLENGE);
   mlfab__answer answer = {.number = 0, .roles = MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER, .epoch = 1};
@@ -604,7 +574,7 @@ TEST(test_led_astray) {
   mlfab__wire_seal(head, &header, NULL);
   uint32_t link = q.last_link;
   post(1, frame_event(link, head, MLFAB_HEADER_BYTES + header.meta_bytes, NULL, 0));
-  n.turned = -1;
+  q.turned = 0;
   q.heard_all = 0;
   run(1000000);
   assert_int_equal(stats(1).frames_refused, 1);
