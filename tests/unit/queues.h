@@ -1,6 +1,5 @@
 /* queues.h - queues that join hand-driven nodes of a test, as in examples/04_event_loop.c. A further party, "the outside",
- * has its own links to the nodes; the test speaks for it. The test defines
- * QUEUE and LINKS, their room, carry() and turn(). */
+ * has its own links to the nodes; the test speaks for it. The test defines QUEUE and LINKS, carry() and turn(). */
 #ifndef MLFAB_TEST_QUEUES_H
 #define MLFAB_TEST_QUEUES_H
 
@@ -21,8 +20,8 @@ static struct {
   uint32_t links;
   uint64_t now, slow_ns[NODES];
   uint32_t caps, called_caps; /* of links, at the calling and at the called end */
-  int turned,
-      turned_to; /* calls of this node go to another node, or the outside; 0: of no node, as node 0 calls nobody */
+  /* Calls of this node go to another node, or the outside. 0: calls of no node, because node 0 calls nobody. */
+  int turned, turned_to;
   uint32_t refuses; /* the link on which sends fail because the peer is gone */
   int refused;      /* such sends */
   int closed;       /* links of the outside, by their other end */
