@@ -698,12 +698,9 @@ static int always(void *user, const mlfab_sync_state *state) {
 
 /* A server that joins would take over a model by conditions, but it has none: the move is undone, and the caller is told. */
 TEST(test_conditions_do_not_move) {
-  enum { COUNT = 3000 };
-  static double ones[COUNT], image[COUNT];
   static const uint32_t to = 1;
   mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = 1};
   mlfab_sync conditions = {.size = sizeof conditions, .kind = MLFAB_SYNC_USER};
-  mlfab_buf push = {0, 0, ones, COUNT}, pull = {0, 0, image, COUNT};
   mlfab_error error;
   world w;
   for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;

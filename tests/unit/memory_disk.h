@@ -18,7 +18,7 @@ enum { DISK_FILES = 96, DISK_INODES = 4096 };
 
 typedef struct disk_inode {
   uint8_t *data, *synced;
-  size_t bytes, synced_bytes;
+  size_t bytes, synced_bytes, room; /* room: allocated by writes */
 } disk_inode;
 
 typedef struct disk_name {
@@ -108,7 +108,10 @@ static int64_t disk_table_write(void *user, int file, const void *data, size_t b
   if (d->fail_at == d->calls && d->fail_with == -1) bytes = (bytes + 1) / 2;
   if (disk_full(d, bytes)) return disk_leave(d, -ENOSPC);
   disk_inode *inode = &d->inodes[file];
-  inode->data = realloc(inode->data, inode->bytes + bytes + 1);
+  if (inode->bytes + bytes >= inode->room) {
+    inode->room = 2 * (inode->bytes + bytes + 1);
+    inode->data = realloc(inode->data, inode->room);
+  }
   memcpy(inode->data + inode->bytes, data, bytes);
   inode->bytes += bytes;
   return disk_leave(d, (int64_t)bytes);
