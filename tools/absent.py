@@ -434,12 +434,13 @@ def unwrapped(text):
 
 def drop_member(text, struct, name):
     """The text without this member of the struct; its comment goes with it."""
-    match = re.search(r"(?:typedef )?struct %s \{" % struct, text)
-    if not match:
+    head = "struct %s {" % struct
+    if head not in text:
         raise ValueError("there is no struct %s" % struct)
-    if re.search(r"\b%s \w+(?:\[\w*\])? = \{(?!\s*(?:[.}]|0\}|NULL\}))" % struct, text):
+    if re.search(r"%s \w+(?:\[\w*\])? = \{(?!\s*(?:[.}]|0\}|NULL\}))" % struct, text):
         raise ValueError("initializers of struct %s name no members" % struct)
-    begin, end = match.end(), text.index("\n}", match.end()) + 1
+    begin = text.index(head) + len(head)
+    end = text.index("\n}", begin) + 1
     body = text[begin:end]
     mask = masked(body)
     found = re.search(r"(?<=[\s*,(])%s(?=[;,\[)])" % name, mask)
