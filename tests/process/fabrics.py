@@ -11,7 +11,7 @@ import time
 from process import (KEY, RUN, address, children, clean_environment, end, expect, expect_nothing_left, helper, send,
                      shared_memory_names, start, wait_until)
 
-BEAT = 0.4  # seconds; a server with replicas is dead if no copy serves for 20 heartbeats
+BEAT = 0.2  # seconds; a server with replicas is dead if no copy serves for 20 heartbeats
 WORDS = ("control", "pid", "lives", "started_durable", "done_durable", "started_applied", "done_applied", "lost",
          "last_start", "last_done", "stopped", "sums", "expired")
 STOP, READ = 1, 2
