@@ -179,8 +179,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
                        hello->incarnation, 0, "joined again");
   if (fresh) {
-    /* A new process does not know that the old process said "no more data". The old process's share stays
-     * in the open round; rounds wait for the new process from the next one on. */
+    /* The old process may have said "no more data"; the new process has data. The old share stays in the open
+     * round; rounds wait for the new process from the next round on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;
     server_forget_definition(server, peer);

@@ -4,8 +4,8 @@
 """tools/release.sh: the same revision gives the same bytes, from a whole tarball; a stale mlfab.c and a missing section of the
 change log are refused. It runs on a clone in a temporary folder.
 
-The check of mlfab.c is that of amalgamate.py without the profiles' lengths, which take nearly all of its time and which
-`make test` compares with their ceilings."""
+mlfab.c is checked as amalgamate.py checks it, but without the lengths of the profiles. These take nearly all of the time, and
+`make test` compares them with their ceilings."""
 import hashlib
 import os
 import shutil

@@ -36,8 +36,8 @@ static const char *scene, *folder;
 
 static int is(const char *name) { return !strcmp(scene, name); }
 
-/* A worker fails the calls of all if it does not reach another for 8 beats, and who closes sends for a beat what it has begun to
- * send: a busy machine may stop a process for longer than short ones. Two scenes last for ten beats without a pause. */
+/* A worker that does not reach another worker for 8 beats fails the calls of all. A busy machine may stop a process for several
+ * short beats, so beats are long. Two scenes last for ten beats without a pause. */
 static unsigned beat_ms(void) { return is("polls") || is("busy") ? 300 : 1000; }
 
 static int tell_failure(int code) {

@@ -12,8 +12,8 @@ and /dev/shm must be as before.
 In a loop of pushes, pulls and allreduces (mixer.c) a worker is killed and comes back: a death fails one allreduce of each other
 worker, nothing else fails, and all go on, with it, at once.
 
-A third worker pulls, and is stopped and replaced, or killed, meanwhile: what it was lent of the servers' memory is nobody else's,
-and what others pull and view stays whole (puller.c).
+A third worker pulls. Meanwhile it is stopped and replaced, or killed. Memory that a server lent to it goes to nobody else, so pulls
+and views of the others stay whole (puller.c).
 
 MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
 import os

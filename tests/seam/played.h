@@ -45,7 +45,7 @@ typedef struct seam_peer {
   int blocked, greeted;
   uint32_t incarnation, accumulators, caps;
   uint64_t nonce, host;
-  mlfab__define define; /* of a server: what it was asked for last */
+  mlfab__define define; /* of a server: the last question to it */
   mlfab__hello_ack ack; /* the last one */
   int acked;
   seam_heard offered; /* the frame that found no room; type 0: none */
@@ -65,7 +65,7 @@ typedef struct seam {
   struct {
     uint64_t token;
     uint32_t peer;
-  } called[SEAM_CALLS]; /* what the node has asked for, and nobody has answered */
+  } called[SEAM_CALLS]; /* questions of the node without an answer */
   uint32_t ncalled;
   uint32_t owed_joins, owed_hellos, owed_defines,
       owed_stops; /* answers that are due: a bit a peer */
@@ -81,7 +81,7 @@ typedef struct seam {
   uint8_t *meta; /* of the next frame to be said */
 } seam;
 
-/* Of serving.h or working.h: what the transport answers to a send; the node of a peer; what peers do after an event. */
+/* Of serving.h or working.h: the transport's answer to a send; the node of a peer; the acts of peers after an event. */
 static int seam_send(seam *s, const mlfab_action *a, seam_heard heard);
 static uint32_t seam_node(const seam *s, uint32_t p);
 static void seam_rest(seam *s);
@@ -118,7 +118,7 @@ static uint32_t seam_peer_of(const seam *s, uint32_t link) {
   return p;
 }
 
-/* The node may use the bulk again, whose bytes are what they were. Returns the token. */
+/* The bytes of the bulk have not changed, and the node may use it again. Returns the token. */
 static uint64_t seam_check_lent(seam *s, uint32_t i) {
   uint64_t token = s->lents[i].token;
   assert_memory_equal(s->lents[i].bulk, s->lents[i].was, s->lents[i].bytes);
@@ -231,7 +231,7 @@ static void seam_tick(seam *s) {
 
 /* --- begin and end --- */
 
-/* Fills in what is the same in all tests; the caller changes it before it opens the node. */
+/* Fills in the values that all tests have in common; the caller changes them before it opens the node. */
 static void seam_begin(seam *s, uint32_t roles, uint32_t workers, uint32_t servers) {
   memset(s, 0, sizeof *s);
   s->now = 1000;

@@ -556,7 +556,7 @@ static int expect(int holds, const char *what) {
 }
 #define EXPECT(condition) expect(condition, #condition)
 
-/* What "take" takes: so many frames, or with "all" the rest, which are so many. */
+/* "take" takes this number of frames, or with "all" the rest, which has this number. */
 static int takes(uint32_t w, uint64_t id) {
   uint32_t frames = play.n > 2 ? (uint32_t)number(2) : FRAMES;
   return EXPECT(drain(w, id, play.n == 3 ? frames : 1000) == frames);

@@ -40,7 +40,7 @@ static inline void *memory_on(fixture *f, uint32_t worker, int device, uint64_t 
   return at;
 }
 
-/* Writes it. On a device the stream does that, sooner or later, with what `from` has then. */
+/* Writes it. On a device the stream does that sooner or later, with the content that `from` has then. */
 static inline void memory_write(fixture *f, uint32_t worker, int device, void *to, const void *from,
                                 uint64_t bytes) {
   if (device)
@@ -140,7 +140,7 @@ static inline int sum_call_on(fixture *f, sum_call *s, uint32_t r, int64_t *data
   }
 }
 
-/* Where the device refuses the call at once, it is made on memory of the host. */
+/* If the device refuses the call at once, the call uses memory of the host. */
 static inline void sum_start(fixture *f, sum_call *s, uint32_t r, int on) {
   if (on) {
     played_produce(f->device[r], s->at[r], s->was[r], sizeof s->was[r]);
@@ -154,7 +154,7 @@ static inline void sum_start(fixture *f, sum_call *s, uint32_t r, int on) {
   OK(f->w.node[r], sum_call_on(f, s, r, s->host[r]));
 }
 
-/* What place i has when the call has succeeded at worker r; of those who live. *given_p: 0: it is unspecified. */
+/* The value of place i at worker r after a call that succeeds, of the living workers. *given_p: 0: it is unspecified. */
 static inline int64_t sum_wanted(const fixture *f, const sum_call *s, uint32_t r, uint64_t i,
                                  int *given_p) {
   int64_t sum = 0;

@@ -464,7 +464,7 @@ static void open_node(uint32_t i) {
   sim_open(w.sim, i, &c, &w.node[i]);
 }
 
-/* What becomes of a node that joins: 1, or its error, whose text has these words. */
+/* The outcome of joining: 1, or an error whose text has these words. */
 static void joins(mlfab *node, int wanted, const char *text) {
   mlfab_error error = {0};
   int ready;

@@ -248,7 +248,7 @@ static uint64_t *slices_make(const scene *s) {
   return (uint64_t *)calloc(s->layout.nslices, sizeof(uint64_t));
 }
 
-/* Tensors of this type (0: of any), and what is known of each slice. */
+/* Tensors of this type (0: of any type), and the facts about each slice. */
 static void scene_layout(scene *s, int dtype) {
   scene_tensors(s, dtype);
   s->version = slices_make(s);

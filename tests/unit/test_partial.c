@@ -112,7 +112,7 @@ TEST(test_draws) {
   assert_in_range(again, DRAWS / 32 - 100, DRAWS / 32 + 100);
 }
 
-/* What a peer cannot have said of the beginning of an epoch changes nothing. */
+/* A word of a peer that cannot be true about the beginning of an epoch changes nothing. */
 TEST(test_settle) {
   static const mlfab__partial_mark wrong[] = {{3, 1}, {0, 1}, {4, 0}};
   const mlfab__partial_spec spec = {.dtype = MLFAB_I64, .width = 8, .count = 3};

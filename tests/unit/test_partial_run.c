@@ -690,7 +690,7 @@ static void call_and_wait(uint32_t rank, int times) {
 }
 
 /* A worker that lags is answered with the newest round, and its calls come together with the next. A queue that is full holds the
- * next round up, until a call takes a result; then the round takes what was called meanwhile. */
+ * next round up, until a call takes a result; then the round takes the calls made meanwhile. */
 TEST(test_lag) {
   open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(31));
   call_and_wait(0, 6);

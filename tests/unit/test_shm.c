@@ -894,7 +894,7 @@ static void stranger_passes(struct end *end, int segment, int bell, int event_fd
   close(fd);
 }
 
-/* What a caller passes: a segment for two rings, a bell, a descriptor of events. */
+/* A caller passes a segment for two rings, a bell, a descriptor of events. */
 static void passes_make(int fds[3], uint32_t ring) {
   fds[0] = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)ring, F_SEAL_SEAL);
   fds[1] = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL);
