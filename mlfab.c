@@ -2657,11 +2657,6 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
   return wire_encoded(&c);
 }
 
-/* In the worst case (packets of one element) packets are eight times as large as their values. */
-static uint64_t wire_packed_most(uint64_t sum) {
-  return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
-}
-
 /* An update without segments is an empty push. Any other update touches a slice and needs a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
@@ -2670,11 +2665,10 @@ MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfa
   uint64_t sum = wire_read_segments(&c, &m->segments, segments);
   wire_slices(&c, 1, &m->versions, versions);
   if (wire_decoded(&c)) return MLFAB_ERR_FRAME;
-  if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members) {
+  if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members)
     return MLFAB_ERR_FRAME;
-  }
-  int packed = (m->flags & MLFAB__PUSH_PACKED) != 0;
-  if ((!packed && m->bytes != sum) || (packed && m->bytes > wire_packed_most(sum)))
+  /* In the worst case (packets of one element) packets are eight times as large as their values. */
+  if (m->flags & MLFAB__PUSH_PACKED ? m->bytes > mlfab__mul_sat(8, sum) : m->bytes != sum)
     return MLFAB_ERR_FRAME;
   if (m->eager > m->bytes || !mlfab__finite(m->scale)) return MLFAB_ERR_FRAME;
   return m->segments > 0 && m->versions == 0 ? MLFAB_ERR_FRAME : 0;
@@ -16889,16 +16883,24 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Can this server follow the consistency model? Errors: ARGUMENT, UNSUPPORTED. */
-MLFAB__INTERNAL int mlfab__clock_check(const mlfab__server *server, const mlfab_sync *sync,
-                                       mlfab_error *error) {
+/* Has this server the conditions of such a consistency model? Errors: UNSUPPORTED. */
+MLFAB__INTERNAL int mlfab__clock_follows(const mlfab__server *server, uint32_t kind,
+                                         mlfab_error *error) {
+  const mlfab_config *config = server->config;
+  if (kind != MLFAB_SYNC_USER || (config->pull_condition && config->push_condition)) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: MLFAB_SYNC_USER at server %u: no conditions", server->number);
+}
+
+/* Sets *error and returns a code if the change is impossible, else 0. */
+static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
+  int rounds = mlfab__sync_rounds(sync->kind);
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
-  int rounds = mlfab__sync_rounds(sync->kind);
+  if (!code) code = mlfab__clock_follows(server, sync->kind, error);
   if (code) return code;
-  if (sync->kind == MLFAB_SYNC_USER &&
-      (!server->config->pull_condition || !server->config->push_condition))
-    text = "conditions of the user's own, which this server does not have";
+  if (server->phase != MLFAB__MODEL_STANDS)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
   if (rounds && server->delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
   if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
   if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
@@ -16924,9 +16926,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = server->phase == MLFAB__MODEL_STANDS
-                 ? mlfab__clock_check(server, &change.consistency, &error)
-                 : MLFAB__FAIL(&error, MLFAB_ERR_STATE, "before the model exists");
+  int code = clock_refuse(server, &change.consistency, &error);
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;
@@ -18374,7 +18374,7 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock
     words[w / 32] |= (uint32_t)server->peers[w].contributed << w % 32;
 }
 
-/* Takes over a clock whose model was checked (mlfab__clock_check), and forgets changes that wait. There are no delayed pulls. */
+/* Takes over a clock whose model was checked (mlfab__clock_follows), and forgets changes that wait. There are no delayed pulls. */
 MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
                                        const uint32_t *words) {
   mlfab__clock *clock = &server->clock;
@@ -19312,8 +19312,6 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
     what = "on_update", why = ", whose model is on a device";
   } else if (mlfab__sync_rounds(kind) && server->delay_bound != MLFAB_UNBOUNDED) {
     what = "a delay bound (schedule.delay_bound) with rounds, which drop nothing,";
-  } else if (kind == MLFAB_SYNC_USER && (!config->pull_condition || !config->push_condition)) {
-    what = "MLFAB_SYNC_USER", why = ", which has no pull_condition or no push_condition";
   } else if (server->keeper) {
     what = server->keeper->refuses(server, options);
   }
@@ -19377,6 +19375,7 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code && server->sparse) code = server->sparse->check(options, &server->layout, error);
   if (!code) code = mlfab__sync_check(&options->consistency, server->workers, error);
+  if (!code) code = mlfab__clock_follows(server, options->consistency.kind, error);
   if (code) return code;
   code = server_memory(server, options);
   server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
@@ -45739,8 +45738,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
   clock.consistency.size = sizeof clock.consistency;
-  int code = mlfab__clock_check(server, &clock.consistency, NULL);
-  if (clock.words != shift->nwords || (code && code != MLFAB_ERR_UNSUPPORTED))
+  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
@@ -45748,7 +45746,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return code;
+  return mlfab__clock_follows(server, clock.consistency.kind, NULL);
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -45787,11 +45785,10 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  int memory = code == MLFAB_ERR_MEMORY;
-  if (!memory && code != MLFAB_ERR_UNSUPPORTED) return code;
-  reshard_server_failed(
-      server, MLFAB__MOVE_SEND, code,
-      memory ? "is out of memory for slices that come" : "cannot follow the consistency model");
+  if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
+  const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
+                                              : "has no conditions for MLFAB_SYNC_USER";
+  reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
   return 0;
 }
 
@@ -49526,11 +49523,9 @@ static uint64_t lead_newest(const mlfab__lead *lead, uint64_t end) {
 
 /* Returns the number of the oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
-  uint64_t oldest = lead->order.number, before = oldest;
-  for (uint32_t kept = 1; before > 0 && kept < lead->keep; kept++) {
-    before = lead_newest(lead, oldest);
-    if (before > 0) oldest = before;
-  }
+  uint64_t oldest = lead->order.number, before;
+  for (uint32_t kept = 1; kept < lead->keep && (before = lead_newest(lead, oldest)) > 0; kept++)
+    oldest = before;
   return oldest;
 }
 
@@ -50047,12 +50042,12 @@ static void restore_no_memory(mlfab__restore *restore) {
 /* The server cannot keep a record, apply an open round, or follow the consistency model. */
 static void restore_fail(mlfab__restore *restore, int code) {
   mlfab_error error;
-  if (code == MLFAB_ERR_MEMORY)
-    restore_no_memory(restore);
-  else if (code == MLFAB_ERR_CALLBACK)
+  if (code == MLFAB_ERR_CALLBACK)
     restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
-  else if (mlfab__clock_check(restore->server, &restore->clock.consistency, &error))
+  else if (mlfab__clock_follows(restore->server, restore->clock.consistency.kind, &error) == code)
     restore_refuse(restore, code, error.text);
+  else
+    restore_no_memory(restore);
 }
 
 static void restore_try(mlfab__restore *restore);
@@ -50213,7 +50208,7 @@ static void restore_clock_here(mlfab__restore *restore) {
   const mlfab__clock_record *in = &restore->clock;
   mlfab__clock_record here;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  if (restore->clocked == 2) return;
+  if (restore->clocked == 2 || restore->code) return;
   mlfab__clock_told(server, &here, words);
   double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
   int joins = restore->clocked &&
@@ -50238,10 +50233,9 @@ static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
          mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
   restore->clock = *clock;
-  restore->code = mlfab__clock_check(restore->server, &clock->consistency, NULL);
+  restore->code = mlfab__clock_follows(restore->server, clock->consistency.kind, NULL);
   /* A server without slices has a clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked && !restore->code)
-    restore_clock_here(restore);
+  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
@@ -50791,7 +50785,8 @@ static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item
   const mlfab__clock_record *clock = &item->is.clock;
   if (clock->words != collect->nwords)
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
-  int code = mlfab__clock_check(collect->server, &clock->consistency, error);
+  int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
+  if (!code) code = mlfab__clock_follows(collect->server, clock->consistency.kind, error);
   if (code) return code;
   memcpy(collect->words, item->words, collect->nwords * sizeof *collect->words);
   collect->clock = *clock;

@@ -873,8 +873,8 @@ MLFAB_API int mlfab_checkpoint_start(mlfab *ctx, const mlfab_checkpoint_options 
  * weights, and bufs get the model's. Tensors and optimizer must be those of the checkpoint, and so must its
  * consistency, mean and number of slices where they are given. Iterations go on from V_train; every worker is a new
  * process to the servers. Errors of mlfab_model_start then: CHECKPOINT (none is whole: the file, and why), MODEL (the
- * first tensor that differs), CONFIG (the option that differs), IO. A damaged or incomplete checkpoint is logged, and
- * the next older one is taken.
+ * first tensor that differs), CONFIG (the option that differs), UNSUPPORTED (a consistency model of conditions that a
+ * server does not have), IO. A damaged or incomplete checkpoint is logged, and the next older checkpoint is taken.
  * Errors: STATE (the model was started, or this is not worker 0), ARGUMENT (dir is NULL or too long). */
 MLFAB_API int mlfab_restore(mlfab *ctx, const char *dir);
 

@@ -183,7 +183,8 @@ static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item
   const mlfab__clock_record *clock = &item->is.clock;
   if (clock->words != collect->nwords)
     return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
-  int code = mlfab__clock_check(collect->server, &clock->consistency, error);
+  int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
+  if (!code) code = mlfab__clock_follows(collect->server, clock->consistency.kind, error);
   if (code) return code;
   memcpy(collect->words, item->words, collect->nwords * sizeof *collect->words);
   collect->clock = *clock;

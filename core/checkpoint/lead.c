@@ -396,11 +396,9 @@ static uint64_t lead_newest(const mlfab__lead *lead, uint64_t end) {
 
 /* Returns the number of the oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
-  uint64_t oldest = lead->order.number, before = oldest;
-  for (uint32_t kept = 1; before > 0 && kept < lead->keep; kept++) {
-    before = lead_newest(lead, oldest);
-    if (before > 0) oldest = before;
-  }
+  uint64_t oldest = lead->order.number, before;
+  for (uint32_t kept = 1; kept < lead->keep && (before = lead_newest(lead, oldest)) > 0; kept++)
+    oldest = before;
   return oldest;
 }
 

@@ -65,12 +65,12 @@ static void restore_no_memory(mlfab__restore *restore) {
 /* The server cannot keep a record, apply an open round, or follow the consistency model. */
 static void restore_fail(mlfab__restore *restore, int code) {
   mlfab_error error;
-  if (code == MLFAB_ERR_MEMORY)
-    restore_no_memory(restore);
-  else if (code == MLFAB_ERR_CALLBACK)
+  if (code == MLFAB_ERR_CALLBACK)
     restore_refuse(restore, code, "on_update refuses the open round of the checkpoint");
-  else if (mlfab__clock_check(restore->server, &restore->clock.consistency, &error))
+  else if (mlfab__clock_follows(restore->server, restore->clock.consistency.kind, &error) == code)
     restore_refuse(restore, code, error.text);
+  else
+    restore_no_memory(restore);
 }
 
 static void restore_try(mlfab__restore *restore);
@@ -229,7 +229,7 @@ static void restore_clock_here(mlfab__restore *restore) {
   const mlfab__clock_record *in = &restore->clock;
   mlfab__clock_record here;
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  if (restore->clocked == 2) return;
+  if (restore->clocked == 2 || restore->code) return;
   mlfab__clock_told(server, &here, words);
   double scale = mlfab__clock_scale(server, &here), other = mlfab__clock_scale(server, in);
   int joins = restore->clocked &&
@@ -254,10 +254,9 @@ static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
          mlfab__min(clock->words, restore->nwords) * sizeof *restore->words);
   clock->words = restore->nwords;
   restore->clock = *clock;
-  restore->code = mlfab__clock_check(restore->server, &clock->consistency, NULL);
+  restore->code = mlfab__clock_follows(restore->server, clock->consistency.kind, NULL);
   /* A server without slices has a clock, too. */
-  if (restore->server->store.nslices == 0 && !restore->clocked && !restore->code)
-    restore_clock_here(restore);
+  if (restore->server->store.nslices == 0 && !restore->clocked) restore_clock_here(restore);
 }
 
 static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {

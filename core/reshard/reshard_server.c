@@ -301,8 +301,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
     return MLFAB_ERR_FRAME;
   if (!shift || !shift->ready || clock.attempt != shift->attempt) return 0;
   clock.consistency.size = sizeof clock.consistency;
-  int code = mlfab__clock_check(server, &clock.consistency, NULL);
-  if (clock.words != shift->nwords || (code && code != MLFAB_ERR_UNSUPPORTED))
+  if (clock.words != shift->nwords || mlfab__sync_check(&clock.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < shift->nwords; i++) shift->words[i] |= words[i];
   mlfab__clock_record sum = from < shift->clock_from ? clock : shift->clock;
@@ -310,7 +309,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return code;
+  return mlfab__clock_follows(server, clock.consistency.kind, NULL);
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -348,11 +347,10 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  int memory = code == MLFAB_ERR_MEMORY;
-  if (!memory && code != MLFAB_ERR_UNSUPPORTED) return code;
-  reshard_server_failed(
-      server, MLFAB__MOVE_SEND, code,
-      memory ? "is out of memory for slices that come" : "cannot follow the consistency model");
+  if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
+  const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
+                                              : "has no conditions for MLFAB_SYNC_USER";
+  reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
   return 0;
 }
 

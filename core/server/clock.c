@@ -438,15 +438,23 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-MLFAB__INTERNAL int mlfab__clock_check(const mlfab__server *server, const mlfab_sync *sync,
-                                       mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__clock_follows(const mlfab__server *server, uint32_t kind,
+                                         mlfab_error *error) {
+  const mlfab_config *config = server->config;
+  if (kind != MLFAB_SYNC_USER || (config->pull_condition && config->push_condition)) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: MLFAB_SYNC_USER at server %u: no conditions", server->number);
+}
+
+/* Sets *error and returns a code if the change is impossible, else 0. */
+static int clock_refuse(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
+  int rounds = mlfab__sync_rounds(sync->kind);
   const char *text = NULL;
   int code = mlfab__sync_check(sync, server->workers, error);
-  int rounds = mlfab__sync_rounds(sync->kind);
+  if (!code) code = mlfab__clock_follows(server, sync->kind, error);
   if (code) return code;
-  if (sync->kind == MLFAB_SYNC_USER &&
-      (!server->config->pull_condition || !server->config->push_condition))
-    text = "conditions of the user's own, which this server does not have";
+  if (server->phase != MLFAB__MODEL_STANDS)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
   if (rounds && server->delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
   if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
   if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
@@ -470,9 +478,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__sync_complete(&change.consistency);
-  int code = server->phase == MLFAB__MODEL_STANDS
-                 ? mlfab__clock_check(server, &change.consistency, &error)
-                 : MLFAB__FAIL(&error, MLFAB_ERR_STATE, "before the model exists");
+  int code = clock_refuse(server, &change.consistency, &error);
   if (code) {
     clock_answer(server, worker, change.ask, code, error.text);
     return;

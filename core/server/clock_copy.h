@@ -7,7 +7,7 @@
 /* Describes the clock. `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, mlfab__clock_record *out,
                                        uint32_t *words);
-/* Takes over a clock whose model was checked (mlfab__clock_check), and forgets changes that wait. There are no delayed pulls. */
+/* Takes over a clock whose model was checked (mlfab__clock_follows), and forgets changes that wait. There are no delayed pulls. */
 MLFAB__INTERNAL void mlfab__clock_take(mlfab__server *server, const mlfab__clock_record *in,
                                        const uint32_t *words);
 /* Sets the bits of the workers that iterations wait for, and clears those of all others. */

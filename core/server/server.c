@@ -271,8 +271,6 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
     what = "on_update", why = ", whose model is on a device";
   } else if (mlfab__sync_rounds(kind) && server->delay_bound != MLFAB_UNBOUNDED) {
     what = "a delay bound (schedule.delay_bound) with rounds, which drop nothing,";
-  } else if (kind == MLFAB_SYNC_USER && (!config->pull_condition || !config->push_condition)) {
-    what = "MLFAB_SYNC_USER", why = ", which has no pull_condition or no push_condition";
   } else if (server->keeper) {
     what = server->keeper->refuses(server, options);
   }
@@ -336,6 +334,7 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code && server->sparse) code = server->sparse->check(options, &server->layout, error);
   if (!code) code = mlfab__sync_check(&options->consistency, server->workers, error);
+  if (!code) code = mlfab__clock_follows(server, options->consistency.kind, error);
   if (code) return code;
   code = server_memory(server, options);
   server->eager_bytes = mlfab__server_credit(server, server->store.bytes);

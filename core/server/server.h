@@ -631,9 +631,9 @@ MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server);
 /* Begins to apply the open round. flush: as it is; v_train stays. */
 MLFAB__INTERNAL void mlfab__clock_close(mlfab__server *server, int flush);
-/* Can this server follow the consistency model? Errors: ARGUMENT, UNSUPPORTED. */
-MLFAB__INTERNAL int mlfab__clock_check(const mlfab__server *server, const mlfab_sync *sync,
-                                       mlfab_error *error);
+/* Has this server the conditions of such a consistency model? Errors: UNSUPPORTED. */
+MLFAB__INTERNAL int mlfab__clock_follows(const mlfab__server *server, uint32_t kind,
+                                         mlfab_error *error);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
  * no head. Returns 1 when a round must be applied first. */
 MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,

@@ -86,11 +86,6 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
   return wire_encoded(&c);
 }
 
-/* In the worst case (packets of one element) packets are eight times as large as their values. */
-static uint64_t wire_packed_most(uint64_t sum) {
-  return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
-}
-
 /* An update without segments is an empty push. Any other update touches a slice and needs a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
@@ -99,11 +94,10 @@ MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfa
   uint64_t sum = wire_read_segments(&c, &m->segments, segments);
   wire_slices(&c, 1, &m->versions, versions);
   if (wire_decoded(&c)) return MLFAB_ERR_FRAME;
-  if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members) {
+  if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members)
     return MLFAB_ERR_FRAME;
-  }
-  int packed = (m->flags & MLFAB__PUSH_PACKED) != 0;
-  if ((!packed && m->bytes != sum) || (packed && m->bytes > wire_packed_most(sum)))
+  /* In the worst case (packets of one element) packets are eight times as large as their values. */
+  if (m->flags & MLFAB__PUSH_PACKED ? m->bytes > mlfab__mul_sat(8, sum) : m->bytes != sum)
     return MLFAB_ERR_FRAME;
   if (m->eager > m->bytes || !mlfab__finite(m->scale)) return MLFAB_ERR_FRAME;
   return m->segments > 0 && m->versions == 0 ? MLFAB_ERR_FRAME : 0;
