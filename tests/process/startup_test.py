@@ -616,8 +616,10 @@ def test_variables_that_make_no_sense():
 def test_a_missing_rank_is_named(transport, ms):
     at = address(transport)
     serving = server(at, TIMEOUT_MS=100000)
-    text = fails(probe(at, RANK=0, TIMEOUT_MS=ms), "TIMEOUT")[3]
-    end(serving)
+    try:
+        text = fails(probe(at, RANK=0, TIMEOUT_MS=ms), "TIMEOUT")[3]
+    finally:
+        end(serving)
     expect(re.search(r"\b1\b", text), "names the missing rank", text)
 
 

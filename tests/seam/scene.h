@@ -53,10 +53,16 @@ static inline void scene_add(struct CMUnitTest test) {
     __VA_ARGS__;                                               \
   } while (0)
 
-/* MLFAB_TEST=test_a*: only the scenes with these names. */
-int main(void) {
-  cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  return cmocka_run_group_tests(scene_list, NULL, NULL);
+/* Words given to the program choose the scenes with one of them in their names. */
+int main(int argc, char **argv) {
+  uint32_t chosen = argc > 1 ? 0 : scene_count;
+  for (uint32_t i = 0; argc > 1 && i < scene_count; i++) {
+    int word = 1;
+    while (word < argc && !strstr(scene_list[i].name, argv[word])) word++;
+    if (word < argc) scene_list[chosen++] = scene_list[i];
+  }
+  if (!chosen) fprintf(stderr, "no scene of this program has such a name\n");
+  return chosen ? _cmocka_run_group_tests("scenes", scene_list, chosen, NULL, NULL) : 2;
 }
 
 #endif

@@ -106,6 +106,7 @@ typedef struct talk_file {
 typedef struct talk {
   /* The test may set these before talk_open, or at any time. */
   int by_hand;            /* the test does the handshakes */
+  int depth;              /* of calls of talk_run */
   int hold_sent;          /* SENT is reported by talk_sent, not at once */
   int hold_tick;          /* only talk_wait lets background work go on */
   int as_is;              /* the node gets the bulk that is said itself, not a copy of it */
@@ -634,8 +635,7 @@ static inline int talk_answer(talk_peer *p) {
 
 /* Lets the node do all that it can do now. */
 static inline void talk_run(void) {
-  static int depth; /* answers come from the outermost call */
-  depth++;
+  int outermost = t->depth++ == 0; /* answers come from it */
   for (uint32_t steps = 0, more = 1; more; steps++) {
     assert_true(steps < 10000000); /* else the node never rests */
     more = 0;
@@ -650,10 +650,10 @@ static inline void talk_run(void) {
       mlfab_node_tick(t->node, t->now);
       more = 1;
     }
-    for (uint32_t i = 0; !more && !t->by_hand && depth == 1 && i < t->npeers; i++)
+    for (uint32_t i = 0; !more && !t->by_hand && outermost && i < t->npeers; i++)
       more |= (uint32_t)talk_answer(&t->peers[i]);
   }
-  depth--;
+  t->depth--;
 }
 
 static inline void talk_beat(uint64_t every_ns) {

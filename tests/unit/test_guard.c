@@ -450,6 +450,7 @@ TEST(test_forged) {
         if (type != MLFAB__BYE) assert_true(refused() > before);
         assert_true(q.heard_type == MLFAB__REFUSE || q.heard_type == MLFAB__ANSWER ||
                     q.heard_all == 0);
+        assert_int_equal(q.heard_all, q.heard);
       }
     }
   }
