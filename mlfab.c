@@ -13114,9 +13114,8 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
   char of[32];
-  if (!buf->data && !bare && !worker->define.options.ghost) {
+  if (!buf->data && !bare && !worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the buffer of %s is NULL", sources_of(buf, of));
-  }
   source->data = worker->define.options.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
     if (!layout->uniform_dtype) {
@@ -16889,7 +16888,9 @@ MLFAB__INTERNAL int mlfab__clock_follows(const mlfab__server *server, uint32_t k
   const mlfab_config *config = server->config;
   if (kind != MLFAB_SYNC_USER || (config->pull_condition && config->push_condition)) return 0;
   return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                      "not supported: MLFAB_SYNC_USER at server %u: no conditions", server->number);
+                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
+                      "no push_condition",
+                      server->number);
 }
 
 /* Sets *error and returns a code if the change is impossible, else 0. */
@@ -17956,9 +17957,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
       (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
     return "a push to be planned, with bytes or without a scheduler";
   if (peer->queued >= MLFAB__SERVER_QUEUED) return "more updates in flight than allowed";
-  if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager) {
+  if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager)
     return "more eager bytes than its credit";
-  }
   if (push->eager > 0 && peer->arena_bytes == 0 && !server->store.ghost)
     return "eager bytes without credit";
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";
@@ -45787,7 +45787,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
                  : MLFAB_ERR_FRAME;
   if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
   const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
-                                              : "has no conditions for MLFAB_SYNC_USER";
+                                              : "has no pull_condition or no push_condition";
   reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
   return 0;
 }

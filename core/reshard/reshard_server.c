@@ -349,7 +349,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
                  : MLFAB_ERR_FRAME;
   if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
   const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
-                                              : "has no conditions for MLFAB_SYNC_USER";
+                                              : "has no pull_condition or no push_condition";
   reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
   return 0;
 }

@@ -772,9 +772,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
       (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
     return "a push to be planned, with bytes or without a scheduler";
   if (peer->queued >= MLFAB__SERVER_QUEUED) return "more updates in flight than allowed";
-  if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager) {
+  if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager)
     return "more eager bytes than its credit";
-  }
   if (push->eager > 0 && peer->arena_bytes == 0 && !server->store.ghost)
     return "eager bytes without credit";
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";

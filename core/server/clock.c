@@ -443,7 +443,9 @@ MLFAB__INTERNAL int mlfab__clock_follows(const mlfab__server *server, uint32_t k
   const mlfab_config *config = server->config;
   if (kind != MLFAB_SYNC_USER || (config->pull_condition && config->push_condition)) return 0;
   return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                      "not supported: MLFAB_SYNC_USER at server %u: no conditions", server->number);
+                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
+                      "no push_condition",
+                      server->number);
 }
 
 /* Sets *error and returns a code if the change is impossible, else 0. */

@@ -19,9 +19,8 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
   char of[32];
-  if (!buf->data && !bare && !worker->define.options.ghost) {
+  if (!buf->data && !bare && !worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the buffer of %s is NULL", sources_of(buf, of));
-  }
   source->data = worker->define.options.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
     if (!layout->uniform_dtype) {

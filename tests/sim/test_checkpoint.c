@@ -308,7 +308,7 @@ SCENE(test_changed_models) {
   save(0);
   close_fabric();
   OPEN(.workers = 2, .servers = 1);
-  refuse_to_start(MLFAB_ERR_UNSUPPORTED, "server 0: no conditions");
+  refuse_to_start(MLFAB_ERR_UNSUPPORTED, "no pull_condition");
   close_fabric();
   RESTORE(.workers = 3, .servers = 1, .conditions = always);
   OK(w.node[0], mlfab_set_sync(w.node[0], &rounds, 0, 0));

@@ -717,7 +717,7 @@ TEST(test_conditions_do_not_move) {
   OK(w.node[0], mlfab_set_sync(w.node[0], &conditions, 0, 0));
   assert_int_equal(mlfab_set_servers(w.node[0], &to, 1, 20 * SECOND), MLFAB_ERR_UNSUPPORTED);
   mlfab_last_error(w.node[0], &error);
-  assert_non_null(strstr(error.text, "server 1 has no conditions for MLFAB_SYNC_USER"));
+  assert_non_null(strstr(error.text, "server 1 has no pull_condition"));
   OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
   OK(w.node[0], mlfab_pull(w.node[0], &pull, 1, NULL, NULL));
   for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 1.0 && image[i] <= 1.0);
