@@ -126,7 +126,7 @@ MEMBERS = [
 ]
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 72892, "core": 43836, "coll": 27169, "minimal": 23680}
+CEILINGS = {"": 72892, "core": 43834, "coll": 27169, "minimal": 23678}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.

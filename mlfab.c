@@ -13118,9 +13118,8 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the buffer of %s is NULL", sources_of(buf, of));
   source->data = worker->define.options.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
-    if (!layout->uniform_dtype) {
+    if (!layout->uniform_dtype)
       return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "MLFAB_ALL needs tensors of one element type");
-    }
     source->offset = 0;
     source->bytes = layout->bytes;
     count = layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);
@@ -14024,7 +14023,7 @@ MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
 }
 
 /* A piece lies within one source and one run of the server's slices. If a run begins inside a page of the source, the first
- * piece ends at the end of a page, so that the later pieces begin at pages: a transport can avoid copying whole pages only. */
+ * piece ends at the end of a page, so that later pieces begin at pages. A transport avoids the copy of whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -17969,9 +17968,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i]))
       return "a stretch that is not of this server's slices";
-    }
   }
   return NULL;
 }
@@ -45746,7 +45744,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return mlfab__clock_follows(server, clock.consistency.kind, NULL);
+  return 0;
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -45785,10 +45783,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
-  const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
-                                              : "has no pull_condition or no push_condition";
-  reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
+  if (code != MLFAB_ERR_MEMORY) return code;
+  reshard_server_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
   return 0;
 }
 
@@ -45959,8 +45955,14 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   if (!shift->ready) {
     if (reshard_server_quiet(server)) reshard_server_prepare(server);
   } else if (shift->sending && shift->coming == 0 && !shift->answered) {
+    int takes = reshard_server_is_idle(server) && shift->clock_from != MLFAB__NO_NODE;
+    int code = takes ? mlfab__clock_follows(server, shift->clock.consistency.kind, NULL) : 0;
     shift->answered = 1;
-    reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
+    if (code)
+      reshard_server_failed(server, MLFAB__MOVE_SEND, code,
+                            "has no pull_condition or no push_condition");
+    else
+      reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
   }
 }
 
@@ -60675,10 +60677,8 @@ MLFAB__INTERNAL int mlfab__coll_open(mlfab *ctx, const mlfab_call *call, uint32_
   CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &open, 1, NULL);
   then.id = id;
-  if (id && if_open == !code) {
-    int error = mlfab__coll_submit(ctx, &then, 0, NULL);
-    if (!code) code = error;
-  }
+  int next_code = id && if_open == !code ? mlfab__coll_submit(ctx, &then, 0, NULL) : 0;
+  if (!code) code = next_code;
   (void)mlfab__context_leave(ctx, 0);
   if (!code) *call->id_p = id;
   return code;

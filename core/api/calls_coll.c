@@ -204,10 +204,8 @@ MLFAB__INTERNAL int mlfab__coll_open(mlfab *ctx, const mlfab_call *call, uint32_
   CONTEXT_ENTER(ctx);
   int code = mlfab__coll_submit(ctx, &open, 1, NULL);
   then.id = id;
-  if (id && if_open == !code) {
-    int error = mlfab__coll_submit(ctx, &then, 0, NULL);
-    if (!code) code = error;
-  }
+  int next_code = id && if_open == !code ? mlfab__coll_submit(ctx, &then, 0, NULL) : 0;
+  if (!code) code = next_code;
   (void)mlfab__context_leave(ctx, 0);
   if (!code) *call->id_p = id;
   return code;

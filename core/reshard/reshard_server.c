@@ -309,7 +309,7 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   sum.members = clock.members > shift->clock.members ? clock.members : shift->clock.members;
   shift->clock = sum;
   if (shift->clock_from > from) shift->clock_from = from;
-  return mlfab__clock_follows(server, clock.consistency.kind, NULL);
+  return 0;
 }
 
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
@@ -347,10 +347,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
              : frame->type == MLFAB__RESHARD_SERVER_CLOCK
                  ? reshard_server_take_clock(server, from, frame)
                  : MLFAB_ERR_FRAME;
-  if (code != MLFAB_ERR_MEMORY && code != MLFAB_ERR_UNSUPPORTED) return code;
-  const char *what = code == MLFAB_ERR_MEMORY ? "is out of memory for slices that come"
-                                              : "has no pull_condition or no push_condition";
-  reshard_server_failed(server, MLFAB__MOVE_SEND, code, what);
+  if (code != MLFAB_ERR_MEMORY) return code;
+  reshard_server_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
   return 0;
 }
 
@@ -519,8 +517,14 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   if (!shift->ready) {
     if (reshard_server_quiet(server)) reshard_server_prepare(server);
   } else if (shift->sending && shift->coming == 0 && !shift->answered) {
+    int takes = reshard_server_is_idle(server) && shift->clock_from != MLFAB__NO_NODE;
+    int code = takes ? mlfab__clock_follows(server, shift->clock.consistency.kind, NULL) : 0;
     shift->answered = 1;
-    reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
+    if (code)
+      reshard_server_failed(server, MLFAB__MOVE_SEND, code,
+                            "has no pull_condition or no push_condition");
+    else
+      reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
   }
 }
 

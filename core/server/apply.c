@@ -784,9 +784,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i]))
       return "a stretch that is not of this server's slices";
-    }
   }
   return NULL;
 }

@@ -429,7 +429,7 @@ MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
 }
 
 /* A piece lies within one source and one run of the server's slices. If a run begins inside a page of the source, the first
- * piece ends at the end of a page, so that the later pieces begin at pages: a transport can avoid copying whole pages only. */
+ * piece ends at the end of a page, so that later pieces begin at pages. A transport avoids the copy of whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {

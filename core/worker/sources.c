@@ -23,9 +23,8 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the buffer of %s is NULL", sources_of(buf, of));
   source->data = worker->define.options.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
-    if (!layout->uniform_dtype) {
+    if (!layout->uniform_dtype)
       return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "MLFAB_ALL needs tensors of one element type");
-    }
     source->offset = 0;
     source->bytes = layout->bytes;
     count = layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);

@@ -209,8 +209,8 @@ def test_a_worker_comes_back_in_a_loop(transport, consistency):
 
 
 def stop_or_kill(fabric, stops, folder, dice):
-    """Kills the third reader at a random moment. Before that it may be stopped until the server gives it up: it does not answer
-    when another process wants its number. The server must not judge by silence alone: a busy machine silences others, too."""
+    """Kills the third reader at a random moment. Before that, it may be stopped until another process has taken its
+    number: the server asks the stopped process, and hears nothing. Silence alone proves nothing on a busy machine."""
     victim = fabric.pid.pop(2)
     time.sleep(dice.random() * 0.2)
     if stops:

@@ -47,7 +47,7 @@ static void complete(mlfab_request request) {
   assert_int_equal(talk_stats().frames_refused, 0);
   PENDING(request);
   shard(MLFAB__NO_NODE, 1, 0, 11);
-  HUSH(SERVER(1)); /* the server knows what it has sent */
+  HUSH(SERVER(1)); /* the server knows its own answer */
   ENDS(request, 0);
   assert_shard(1, 11);
 }

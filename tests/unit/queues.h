@@ -20,7 +20,7 @@ static struct {
   uint32_t links;
   uint64_t now, slow_ns[NODES];
   uint32_t caps, called_caps; /* of links, at the calling and at the called end */
-  /* Calls of this node go to another node, or the outside. 0: calls of no node, because node 0 calls nobody. */
+  /* Calls of this node go to another node, or the outside. 0: no node is turned (node 0 makes no calls). */
   int turned, turned_to;
   uint32_t refuses; /* the link on which sends fail because the peer is gone */
   int refused;      /* such sends */
