@@ -696,13 +696,13 @@ static int always(void *user, const mlfab_sync_state *state) {
   return 1;
 }
 
-/* A server without slices would take over a model by conditions, but it has none: the move is undone, and the caller is told. A
- * server with slices keeps its own model, so the move succeeds. */
+/* A server that joined later would take over a model by conditions, but it has none: the move is undone, and the caller is told. A
+ * server of the beginning keeps its own model, so the move succeeds. */
 TEST(test_conditions_do_not_move) {
   static const uint32_t to = 1;
   const mlfab_sync conditions = {.size = sizeof conditions, .kind = MLFAB_SYNC_USER};
-  for (uint32_t active = 1; active <= 2; active++) {
-    const mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = active};
+  for (uint32_t founding = 1; founding <= 2; founding++) {
+    const mlfab_model_options model = {.size = sizeof model, .slices = 4, .active = 1};
     mlfab_error error;
     world w;
     for (uint32_t i = 0; i < COUNT; i++) ones[i] = 1.0;
@@ -710,6 +710,8 @@ TEST(test_conditions_do_not_move) {
     world_network(&w, 5);
     for (uint32_t i = 0; i < w.nodes; i++) {
       mlfab_config c = world_config(&w, i);
+      c.servers = founding;
+      c.servers_max = 2;
       c.pull_condition = c.push_condition = i == 1 ? always : NULL;
       sim_open(w.sim, i, &c, &w.node[i]);
     }
@@ -718,9 +720,9 @@ TEST(test_conditions_do_not_move) {
     OK(w.node[0], mlfab_model_start(w.node[0], &model, NULL, 0));
     OK(w.node[0], mlfab_set_sync(w.node[0], &conditions, 0, 0));
     EXPECT(w.node[0], mlfab_set_servers(w.node[0], &to, 1, 20 * SECOND),
-           active == 1 ? MLFAB_ERR_UNSUPPORTED : 0);
+           founding == 1 ? MLFAB_ERR_UNSUPPORTED : 0);
     mlfab_last_error(w.node[0], &error);
-    if (active == 1) assert_non_null(strstr(error.text, "server 1 has no pull_condition"));
+    if (founding == 1) assert_non_null(strstr(error.text, "server 1 has no pull_condition"));
     OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
     OK(w.node[0], mlfab_pull(w.node[0], &pull, 1, NULL, NULL));
     for (uint32_t i = 0; i < COUNT; i++) assert_true(image[i] >= 1.0 && image[i] <= 1.0);
