@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Mistakes at startup, with real processes: each gets its own error, which names the rank that made it;
 strangers do not disturb; and no process waits longer than the deadline."""
+import contextlib
 import ctypes
 import errno
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 
 from process import (BUILD, RUN, Skip, address, cases, claim_port, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
-                     main, start, wait_until, within)
+                     main, start, tell, wait_until, within)
 
 
 ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -328,11 +329,24 @@ def free_range(count):
             return first
 
 
+@contextlib.contextmanager
+def taken_range(count):
+    """The first port of a range whose first two are taken, and their listeners. Another program may take a port at any time."""
+    while True:
+        first = free_range(count)
+        with contextlib.ExitStack() as stack:
+            try:
+                listeners = [stack.enter_context(socket.create_server(("127.0.0.1", first + i))) for i in (0, 1)]
+            except OSError as error:
+                tell(error)
+                continue
+            yield first, listeners
+            return
+
+
 @cases({"KEY": ONE}, {"ALLOW_INSECURE": 1, "KEY": None})
 def test_a_range_of_ports(more):
     """Behind a program that says nothing, one that says something else, and the server of another job."""
-    first = free_range(6)
-    at = "tcp:127.0.0.1:%d-%d" % (first, first + 5)
 
     def talk(listener):
         while True:
@@ -344,7 +358,8 @@ def test_a_range_of_ports(more):
                 peer.sendall(b"SSH-2.0-another\r\n")
 
     others = dict(more, JOB="other", KEY=more["KEY"] and OTHER)
-    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)) as chatty:
+    with taken_range(6) as (first, (_, chatty)):
+        at = "tcp:127.0.0.1:%d-%d" % (first, first + 5)
         threading.Thread(target=talk, args=(chatty,), daemon=True).start()
         elsewhere = server(at, **others)
         wait_until(lambda: listens(first + 2), "the other job listens")
@@ -363,9 +378,8 @@ def listens(port):
 @within(3000)
 def test_a_range_of_ports_in_vain(ms):
     """All are taken; or the job is not there, and the last reason is told; or it is no range."""
-    first = free_range(2)
-    at = "tcp:127.0.0.1:%d-%d" % (first, first + 1)
-    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
+    with taken_range(2) as (first, _):
+        at = "tcp:127.0.0.1:%d-%d" % (first, first + 1)
         fails(server(at), "ADDRESS_IN_USE", at)
     elsewhere = server(at, JOB="other")
     try:
