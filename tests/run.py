@@ -59,6 +59,7 @@ class Test:
         self.limit = float(seconds or timeout)
         self.passed, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.failed = []   # what failed, a line each
+        self.why = {}      # of a case that failed: the lines that follow
         self.skipped = []  # (what, reason)
         self.output = ""
 
@@ -81,7 +82,9 @@ def end_group(process):
 
 def execute(test):
     """Runs the command; returns its exit status, or None if it exceeded its limit."""
-    environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONUNBUFFERED="1")
+    # Simulations free and take the same memory thousands of times; glibc would give it back to the system each time.
+    environment = dict({"MALLOC_TRIM_THRESHOLD_": "100000000", "MALLOC_TOP_PAD_": "1000000"}, **os.environ)
+    environment.update(CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONUNBUFFERED="1")
     began = time.monotonic()
     process = subprocess.Popen(test.command, shell=isinstance(test.command, str), env=environment,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -114,11 +117,13 @@ def run(test):
     except OSError as error:
         test.failed.append("cannot be run: %s" % error.strerror)
         return test
-    taps = 0
+    taps, about = 0, []
     for line in test.output.splitlines():
         match = TAP.match(line)
         if not match:
+            about.append(line[:200])
             continue
+        about = []
         bad, number, title, directive, reason = match.groups()
         taps += 1
         title = title or "case " + number
@@ -127,6 +132,7 @@ def run(test):
             test.skipped.append((title, reason or "no reason given"))
         elif bad:
             test.failed.append(title)
+            test.why[title] = about
         else:
             test.passed += 1
 
@@ -241,11 +247,11 @@ def main():
         print("\nSkipped:")
         for name, what, reason in skips:
             print("  %s: %s" % (name if what == name else name + ", " + what, reason))
-    failures = [(t.name, line) for t in tests for line in t.failed]
+    failures = [(t.name, line, t.why.get(line, [])) for t in tests for line in t.failed]
     if failures:
         print("\nFailed:")
-        for name, line in failures:
-            print("  %s: %s" % (name, line))
+        for name, line, why in failures:
+            print("\n".join(["  %s: %s" % (name, line)] + ["      | " + text for text in (why if len(why) < 12 else why[:6] + why[-5:])]))
     print("\n%d tests took %.0f s, and %.0f s of processors" % (len(tests), time.monotonic() - began,
                                                           sum(t.cpu_seconds for t in tests)))
     print("%d passed, %d failed, %d skipped"
