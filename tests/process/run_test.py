@@ -11,14 +11,25 @@ import sys
 import tempfile
 import time
 
-from process import (RUN, cases, clean_environment, executable, expect, finish, helper, is_alive, launch, main, send, start,
-                     wait_until, within)
+from process import (RUN, cases, clean_environment, end, executable, expect, finish, helper, is_alive, launch, main, send,
+                     start, wait_until, within)
 
 
+REPEAT = 0.2  # seconds: mlfab-run takes two signals in this time for one request
 
 
 def shell(script):
     return ["sh", "-c", script]
+
+
+def is_told(name):
+    """A piece of a shell script: the number of its process is in a file of this name, whole at once."""
+    return 'echo $$ >%s.part; mv %s.part %s; ' % (name, name, name)
+
+
+def has_ended(name):
+    """Another piece: waits until the process with the number in the file has ended, and mlfab-run has read its status."""
+    return 'until [ -e %s ]; do sleep 0.01; done; while kill -0 $(cat %s) 2>/dev/null; do sleep 0.01; done; ' % (name, name)
 
 
 def test_every_rank_gets_its_place():
@@ -93,9 +104,9 @@ def test_the_input_is_worker_0s():
            "the others have none", result)
 
 
-def in_terminal(arguments, typed, until):
+def in_terminal(arguments, typed, until, look=lambda shown: None):
     """Runs mlfab-run in the foreground of a terminal of its own. Returns its output up to the text `until`, or
-    to its end. Then closes the terminal."""
+    to its end. Then closes the terminal. look() gets what is shown so far, again and again."""
     master, slave = pty.openpty()
     # The shell leads a session without a terminal, and the first one that it opens becomes that of the session.
     process = subprocess.Popen(["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(slave), RUN, *map(str, arguments)],
@@ -109,6 +120,7 @@ def in_terminal(arguments, typed, until):
             os.write(master, (typed or "").encode())
         if select.select([master], [], [], 0.1)[0]:
             shown += os.read(master, 65536).decode()
+        look(shown)
         return until in shown or process.poll() is not None
 
     try:
@@ -137,19 +149,23 @@ def test_what_is_typed_comes_to_worker_0():
 
 def test_text_without_a_newline():
     """It is shown, with its prefix once; another worker's line does not continue it."""
-    program = ("import os, time\nshow = lambda text: (print(text, end='', flush=True), time.sleep(1))\n"
+    program = ("import os, sys, time\nshow = lambda text: (print(text, end='', flush=True), time.sleep(1))\n"
                "if os.environ['MLFAB_RANK'] == '0':\n  show('10%'); show(' 20%')\n"
-               "else:\n  time.sleep(5); print('a line'); show('last')\n"
+               "else:\n  while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+               "  print('a line'); show('last')\n"
                "time.sleep(600)")
-    shown = in_terminal(["-n", 2, "-s", 0, sys.executable, "-c", program], None, "[worker 1] last")
+    with tempfile.TemporaryDirectory() as folder:
+        go = os.path.join(folder, "go")
+        shown = in_terminal(["-n", 2, "-s", 0, sys.executable, "-c", program, go], None, "[worker 1] last",
+                            lambda shown: "20%" in shown and open(go, "w", encoding="ascii").close())
     lines = [line for line in shown.split("\r\n") if line.startswith("[worker 0]")]
     expect(lines in (["[worker 0] 10% 20%"], ["[worker 0] 10%", "[worker 0]  20%"]), "each line has one prefix", shown)
     expect("\r\n[worker 1] a line\r\n" in shown, "lines do not mix", shown)
 
 
-@cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=1000"), ("--server", "true"))
+@cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=4000"), ("--server", "true"))
 def test_nobody_joined(*servers):
-    """A server that gives up waiting, and one that is not the built-in one, make no difference."""
+    """A server that gives up waiting, and one that is not the built-in one, make no difference. mlfab-run waits 5 s for servers."""
     result = launch("-n", 2, *servers, *shell("exit 0"))
     expect(result.code == 0, "the programs' own status", result)
     expect(result.err.count("no rank joined: 2 workers of sh ended with status 0") == 1, "it is said", result)
@@ -258,16 +274,19 @@ def test_signal_is_named():
 
 
 def test_a_rank_that_ignores_sigterm_is_killed():
-    result = launch("-n", 2, "-s", 0,
-                    *shell('[ "$MLFAB_RANK" = 1 ] && { sleep 0.3; exit 3; }; trap "" TERM; '
-                           'while :; do sleep 1; done'))
+    with tempfile.TemporaryDirectory() as folder:
+        result = launch("-n", 2, "-s", 0, cwd=folder,
+                        *shell('[ "$MLFAB_RANK" = 1 ] && { until [ -e ignores ]; do sleep 0.01; done; exit 3; }; '
+                               'trap "" TERM; echo >ignores; while :; do sleep 1; done'))
     expect(result.code == 3, "exit status", result)
     expect(result.seconds > 1.5, "after two seconds", result)
 
 
 def test_on_failure_continue():
-    result = launch("-n", 2, "-s", 0, "--on-failure=continue",
-                    *shell('[ "$MLFAB_RANK" = 1 ] && exit 5; sleep 0.5; echo finished'))
+    with tempfile.TemporaryDirectory() as folder:
+        result = launch("-n", 2, "-s", 0, "--on-failure=continue", cwd=folder,
+                        *shell('[ "$MLFAB_RANK" = 1 ] && { %sexit 5; }; %ssleep 0.5; echo finished'
+                               % (is_told("failed"), has_ended("failed"))))
     expect(result.code == 5, "exit status", result)
     expect("[worker 0] finished" in result.out, "the other went on", result)
 
@@ -338,8 +357,8 @@ def test_what_was_ignored_stays_ignored(name):
 
 def test_a_server_that_fails_at_the_end_is_told():
     with tempfile.TemporaryDirectory() as folder:
-        script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\nsleep 0.5\nexit 4\n")
-        result = launch("-n", 1, "--server", script, *shell("exit 0"))
+        script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\n%sexit 4\n" % has_ended("worker").encode())
+        result = launch("-n", 1, "--server", script, *shell(is_told("worker") + "exit 0"), cwd=folder)
         expect(result.code == 0, "all workers ended well", result)
         expect("server 0 exited with status 4" in result.err, "which and why", result)
 
@@ -412,8 +431,8 @@ def test_helpers_outlive_the_workers(*options):
 @cases(())
 @within(4000)
 def test_a_failure_lets_the_others_save(ms):
-    """The servers serve until the last worker has ended."""
-    process = start(RUN, "-n", 2, "-s", 2, "--timeout", "%dms" % ms, "--scheduler=own", helper("saver"), 300)
+    """The servers serve until the last worker has ended. They have 2 s, and sleep for a part of it."""
+    process = start(RUN, "-n", 2, "-s", 2, "--timeout", "%dms" % ms, "--scheduler=own", helper("saver"), 100)
     result = finish(process)
     expect(result.code == 124 and result.out.count(" saved\n") == 2, "both save the model", result)
 
@@ -436,7 +455,7 @@ def test_signals_that_end_nothing(name):
 
 
 def test_nohup():
-    process = start("nohup", RUN, "-n", 1, "-s", 0, *shell("echo up; sleep 0.5; echo done"))
+    process = start("nohup", RUN, "-n", 1, "-s", 0, *shell("echo up; read -r line; sleep 0.2; echo done"), stdin=subprocess.PIPE)
     process.stdout.readline()
     process.send_signal(signal.SIGHUP)
     result = finish(process)
@@ -491,20 +510,32 @@ def test_an_interrupted_run_says_so_in_its_status():
     expect(result.code == 128 + signal.SIGINT, "exit status", result)
 
 
-def test_second_signal_kills():
+def interrupted_twice():
+    """A run that has got two signals at once: the same request. None: it was killed, and the machine was so slow that the
+    second signal may have come late."""
     process = start(RUN, "-n", 1, "-s", 0,
                     *shell('trap "" INT; echo up; while :; do sleep 0.05; done'))
     process.stdout.readline()
+    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)  # at once: the same request
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    if process.poll() is None:
+        return process
+    took = time.monotonic() - began
+    expect(took >= REPEAT, "one is not enough", finish(process))
+    end(process)
+    return None
+
+
+def test_second_signal_kills():
+    process = wait_until(interrupted_twice, "two signals come at once")
 
     def ended():
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         return process.poll() is not None
 
-    time.sleep(0.1)
-    expect(process.poll() is None, "one is not enough")
     wait_until(ended, "it is killed")
     result = finish(process)
     expect(result.code == 128 + signal.SIGINT, "exit status", result)
