@@ -260,11 +260,12 @@ def test_completion_by_tab():
 
 def metrics_files(folder, steps):
     """Files of workers that have made so many steps in 10 s, on another host."""
+    now = time.time()
     for rank, made in enumerate(steps):
         with open(os.path.join(folder, "m.worker-%d.prom" % rank), "w", encoding="ascii") as file:
             file.write('mlfab_node_info{role="worker",rank="%d",fabric="training",host="elsewhere",pid="1"} 1\nmlfab_opened_timestamp_seconds %f\n'
                        'mlfab_written_timestamp_seconds %f\nmlfab_state 1\nmlfab_iterations_total %d\n# EOF\n'
-                       % (rank, time.time() + 990, time.time() + 1000, made))
+                       % (rank, now + 990, now + 1000, made))
     return os.path.join(folder, "m.*.prom")
 
 
