@@ -225,8 +225,15 @@ def test_plan_beside_fact():
 
 
 def test_metrics_are_whole_at_any_time():
+    """A busy machine may give this process little time beside the others: then they make more steps."""
+    enough = (read_while_written(steps) for steps in (150, 600, 2400))
+    expect(any(enough), "it is read while it is written")
+
+
+def read_while_written(steps):
+    """Have all files been read often enough?"""
     with Folder() as folder:
-        process = start(RUN, "-n", 2, "--timeout", 60, helper("stepper"), 1000, 150, 0, 5,
+        process = start(RUN, "-n", 2, "--timeout", 60, helper("stepper"), 1000, steps, 0, 5,
                         env=folder.environment(MLFAB_METRICS_MS=10))
         reads, written = 0, set()
         while process.poll() is None:
@@ -237,9 +244,9 @@ def test_metrics_are_whole_at_any_time():
                 reads += 1
             time.sleep(random.random() * 0.005)
         result = finish(process)
-        expect(result.code == 0 and reads > 20 and len(written) > 5, "it is read while it is written",
-               (reads, len(written), result))
+        expect(result.code == 0, "it ends well", result)
         expect(not glob.glob(folder("*.part")), "nothing is left beside them")
+        return reads > 20 and len(written) > 5
 
 
 def needed(program):
@@ -274,6 +281,7 @@ def test_prometheus_takes_them():
         stepper(folder, 1000, 3)
         metrics = all_metrics(folder)
         web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Web, directory=folder.path))
+        web.handle_error = lambda *_: None  # a scrape that was given up
         threading.Thread(target=web.serve_forever, daemon=True).start()
         where = ["127.0.0.1:%d" % web.server_address[1]]
         with open(folder("prometheus.yml"), "w", encoding="ascii") as file:  # JSON is YAML
@@ -290,16 +298,23 @@ def test_prometheus_takes_them():
                     return json.loads(answer)["data"]["result"] if answer else []
 
                 wait_until(lambda: len(query("up == 1")) == len(metrics), lambda: "five targets: %s" % query("up"))
-                steps = {one["metric"]["rank"]: one["value"][1]
-                         for one in query('mlfab_iterations_total{role="worker"}')}
-                expect(steps == {"0": "3", "1": "3", "2": "3"}, "the iterations of three workers", steps)
-                for name, of_node in metrics.items():
+
+                def steps():
+                    return {one["metric"]["rank"]: one["value"][1] for one in query('mlfab_iterations_total{role="worker"}')}
+
+                def samples(name):
                     found = {}
                     for one in query('{__name__=~"mlfab_.+",job="%s"}' % name):
                         labels = [pair for pair in one["metric"].items() if pair[0] not in ("__name__", "job", "instance")]
                         found[one["metric"]["__name__"], tuple(sorted(labels))] = float(one["value"][1])
+                    return found
+
+                # A scrape that takes longer than half a second fails, and all samples are away until the next one.
+                wait_until(lambda: steps() == {"0": "3", "1": "3", "2": "3"}, lambda: "the iterations of three workers: %s" % steps())
+                for name, of_node in metrics.items():
                     wanted = {(key, tuple(sorted(labels))): float(value) for (key, labels), value in of_node.samples.items()}
-                    expect(found == wanted, "every sample of " + name, set(found.items()) ^ set(wanted.items()))
+                    wait_until(lambda n=name, w=wanted: samples(n) == w,
+                               lambda n=name, w=wanted: "every sample of %s: %s" % (n, set(samples(n).items()) ^ set(w.items())))
         finally:
             web.shutdown()
             web.server_close()
@@ -468,7 +483,7 @@ def test_a_joiner_has_its_own_files():
         environment = folder.environment(MLFAB_CONSISTENCY="async")
         process = start(RUN, "-n", 1, "-s", 0, "--max-workers", 2, "--timeout", 60, "sh", "-c",
                         'echo "$MLFAB_COORDINATOR $MLFAB_JOB $MLFAB_KEY" >"$0"; exec "$@"', folder("where"),
-                        helper("stepper"), 1000, 3000, 0, 1, env=environment)
+                        helper("stepper"), 1000, 10 ** 6, 0, 1, env=environment)
         try:
             wait_until(lambda: os.path.exists(folder("m.worker-0.prom")), address)
             coordinator, job, key = read(folder("where")).split()
