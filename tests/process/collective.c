@@ -31,6 +31,7 @@
 enum { LARGE = 1 << 20 };
 
 static uint32_t me, victim;
+static int by_hand; /* this worker drives its context */
 static float *data;
 static const char *scene, *folder;
 
@@ -77,6 +78,18 @@ static int add_up(void) {
   }
   tell("sum %d", __builtin_popcount(in));
   return 1;
+}
+
+/* Waits until each worker has called it. One that is driven by hand serves the others meanwhile. */
+static void all_are_here(const char *what) {
+  char name[32];
+  snprintf(name, sizeof name, "%s-%u", what, me);
+  make_file(folder, name);
+  for (uint32_t r = 0; r < workers; r++) {
+    snprintf(name, sizeof name, "%s-%u", what, r);
+    while (by_hand && !exists(folder, name)) mlfab_progress(fabric, 10 * MS);
+    await_file(folder, name);
+  }
 }
 
 /* --- scenes --- */
@@ -273,7 +286,10 @@ static void share_round(void) {
 static void come_back(void) {
   uint32_t in = 0;
   int first = !exists(folder, "lived");
-  if (me != victim || first) share_round();
+  if (me != victim || first) {
+    share_round();
+    all_are_here("shared");
+  }
   if (me == victim && first) {
     make_file(folder, "lived");
     kill(getpid(), SIGKILL);
@@ -341,8 +357,10 @@ static const struct {
 
 static int play(void) {
   int came_back = is("back") && me == victim && exists(folder, "lived");
-  if (!came_back && !add_up()) return 1;
-  nap(100); /* a failure ends the others' open calls */
+  if (!came_back) {
+    if (!add_up()) return 1;
+    all_are_here("added"); /* a failure ends the others' open calls */
+  }
   for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
     if (is(scenes[i].name)) scenes[i].play();
   while (is("kill") && me != victim && !add_up()) continue;
@@ -358,10 +376,10 @@ int main(int argc, char **argv) {
   victim = (uint32_t)strtoul(argv[2], NULL, 10);
   folder = argv[3];
   configure(&config);
-  int by_hand = is("early") || is("refused");
   config.heartbeat_ns = (uint64_t)beat_ms() * MS;
   config.timeout_ns = 60000 * MS;
-  if (by_hand && config.rank == (int32_t)victim) config.progress = MLFAB_PROGRESS_HAND;
+  by_hand = (is("early") || is("refused")) && config.rank == (int32_t)victim;
+  if (by_hand) config.progress = MLFAB_PROGRESS_HAND;
   open_node(&config);
   me = (uint32_t)rank;
   must("alloc", mlfab_alloc(fabric, 2 * LARGE * sizeof *data, &memory));
