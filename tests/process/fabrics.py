@@ -9,7 +9,7 @@ import threading
 import time
 
 from process import (KEY, RUN, address, children, clean_environment, end, expect, expect_nothing_left, helper, send,
-                     shared_memory_names, start, wait_until)
+                     shared_memory_names, start, wait_until, without_pauses)
 
 BEAT = 0.2  # seconds; a server with replicas is dead if no copy serves for 20 heartbeats
 WORDS = ("control", "pid", "lives", "started_durable", "done_durable", "started_applied", "done_applied", "lost",
@@ -50,7 +50,8 @@ class Watched:
 
     def read_errors(self):
         for line in self.process.stderr:
-            self.errors.append(line.rstrip())
+            if without_pauses(line):
+                self.errors.append(line.rstrip())
 
     def said(self, role, rank, word, rest):
         pass
@@ -198,7 +199,9 @@ class Group(Watched):
         self.until_end()
 
     def check(self, killed_workers=False, bound=None):
-        """Compares the model with what the workers were told. Returns how many applied updates were lost."""
+        """Compares the model with what the workers were told. Returns how many applied updates were lost. bound: of the norm
+        of what is lost each time that another copy serves; on a busy machine that is more often than copies are killed. It
+        takes --verbose to see that."""
         expect(len(self.finals) == self.workers * self.workers, "every worker has read the model", self.told())
         model = {}
         for _, rank, values in self.finals:
@@ -219,7 +222,8 @@ class Group(Watched):
             lost += max(0, missing)
             square += self.count * max(0, missing) ** 2
         if bound is not None:
-            expect(square ** 0.5 <= bound, "a loss of norm %g" % square ** 0.5, self.told())
+            times = sum(bool(re.match(r"\[\w+ \d+\] # server \d+: it serves$", line)) for line in self.errors)
+            expect(square ** 0.5 <= bound * times, "a loss of norm %g in %d times" % (square ** 0.5, times), self.told())
         return lost
 
 
