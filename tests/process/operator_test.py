@@ -30,7 +30,6 @@ import resource
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -285,17 +284,17 @@ def test_the_name_of_rank_0():
 
 
 def test_a_key_file_of_root_and_a_range_of_ports():
-    """The run is another user's, who may read the file through a group. The first port is taken."""
+    """The run is another user's, who may read the file through a group. The first ports are taken."""
     with tempfile.TemporaryDirectory() as folder:
         who, (launcher, program) = unprivileged(folder, RUN, helper("probe"))
-        key, first = os.path.join(folder, "key"), startup_test.free_range(4)
+        key = os.path.join(folder, "key")
         with open(key, "w", encoding="ascii") as file:
             file.write(KEY + "\n")
         os.chmod(key, 0o440 if who else 0o400)
         if who:
             os.chown(key, 0, 54321)
             who["extra_groups"] = [54321]
-        with socket.create_server(("127.0.0.1", first)):
+        with startup_test.taken_range(4) as (first, _):
             result = finish(start(launcher, "-n", 2, "--max-workers", 2, program, env=clean_environment(
                 MLFAB_COORDINATOR="tcp:127.0.0.1:%d-%d" % (first, first + 3), MLFAB_KEY_FILE=key, MLFAB_TIMEOUT_MS=60000), **who))
         expect(result.code == 0 and result.out.count("barrier OK") == 2, "all meet", result)

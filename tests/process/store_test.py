@@ -11,14 +11,13 @@ import os
 import random
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 
-from process import BUILD, RUN, SCALE, Skip, clean_environment, expect, finish, free_port, main, start, wait_until
+from process import BUILD, RUN, SCALE, Skip, clean_environment, expect, finish, free_port, kill_run, main, start, wait_until
 from store_s3 import S3
 
 os.environ["no_proxy"] = "localhost,127.0.0.1"
@@ -209,9 +208,7 @@ def test_dav_every_n_and_keep():
         try:
             wait_until(lambda: (numbers(dav.names()) or [0])[-1] >= 4, "four checkpoints")
         finally:
-            process.kill()
-            process.communicate()
-        time.sleep(0.3)
+            kill_run(process)
         names = dav.names()
         expect(len(numbers(names)) <= 3 and len(names) <= 12, "older ones are removed", names)
         begin = begin_of(train(dav, 1, servers=1, resume=dav.url))
@@ -287,12 +284,7 @@ def live(place, directory, manifests, number, servers, dice):
         wait_until(lambda: (manifests() or [0])[-1] > before + 1, "two checkpoints")
         time.sleep(dice.random() * 0.6)
     finally:
-        os.kill(process.pid, signal.SIGKILL)  # and its children with it
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    process.wait()
-    time.sleep(0.3)
+        error = kill_run(process) if process.poll() is None else ""
     return [int(word) for word in line.split()[-5:]], error
 
 

@@ -13,6 +13,7 @@ import time
 
 from process import (BUILD, KEY, RUN, cases, clean_environment, expect, finish_all, free_port, main, need, run, start,
                      tell, wait_until)
+from startup_test import free_range
 
 TRAINER = os.path.join(BUILD, "tests", "extras", "tls_trainer")
 JOB = "the-name-of-this-job"
@@ -73,7 +74,7 @@ def refused(port, text, **more):
 
 
 def test_wrong_key_and_plain_tcp_are_refused_by_name():
-    port = free_port()
+    port = free_range(2)
     processes = [node(port, 3, 0, 2, "server", TLS_TELL=1), node(port, 3, 0, 2, "worker")]
     try:
         refused(port, "the caller's key is not this job's (MLFAB_KEY)", MLFAB_KEY="another-key-than-the-others")
