@@ -108,7 +108,7 @@ done
 check "core refuses vote_dir" $compile -Icore -o votes "$dropin/votes.c" core/mlfab.o -lpthread -lm
 check "says what vote_dir needs" ./votes
 check "replicas with core" $compile -D_GNU_SOURCE -Icore -o twelve "$root/examples/12_server_dies.c" core/mlfab.o -lpthread -lm
-check "a server dies with core" "$run" -n 3 --replicas --set heartbeat_ms=100 --timeout 60 --server ./twelve ./twelve
+check "a server dies with core" "$run" -n 3 --replicas --set heartbeat_ms=400 --timeout 60 --server ./twelve ./twelve
 check "refuses what a profile has not" refuses $compile -DMLFAB_WITH_COLL=1 -c minimal/mlfab.c
 check "refuses to leave out what a profile needs" refuses $compile -DMLFAB_WITH_PUSH=0 -c minimal/mlfab.c
 

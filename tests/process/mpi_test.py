@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 
-from process import BUILD, Skip, clean_environment, expect, main, run
+from process import BUILD, Skip, cases, clean_environment, expect, main, run, within
 
 MPIS = sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(os.path.join(BUILD, "mpi", "*", "world")))
 # As root, with more processes than cores, and without a network.
@@ -238,31 +238,37 @@ def test_what_mpi_cannot_do():
     fails(2, "init=multiple", "coordinator=tcp:127.0.0.1:1", names="CONFIG", text="must be empty")
 
 
-def test_a_process_that_does_not_open():
-    fails(3, "init=multiple", "absent=2", "timeout_ms=1500", names="TIMEOUT", times=2,
+@cases(())
+@within(1500)
+def test_a_process_that_does_not_open(ms):
+    fails(3, "init=multiple", "absent=2", "timeout_ms=%d" % ms, names="TIMEOUT", times=2, timeout=240,
           text="MPI rank 2 has not called mlfab_open.*2 of 3 processes have")
-    fails(4, "init=multiple", "absent=1,3", "0:timeout_ms=3000", "timeout_ms=1500", names="TIMEOUT", times=2,
+    fails(4, "init=multiple", "absent=1,3", "0:timeout_ms=%d" % (2 * ms), "timeout_ms=%d" % ms, names="TIMEOUT", times=2, timeout=240,
           text="MPI ranks 1, 3 have not called mlfab_open.*2 of 4 processes have")
 
 
-def test_a_communicator_over_which_an_open_failed():
+@cases(())
+@within(1500)
+def test_a_communicator_over_which_an_open_failed(ms):
     for mpi in every_mpi():
-        result = mpirun(mpi, 3, "world", "init=multiple", "absent=2", "timeout_ms=1500", "opens=2")
+        result = mpirun(mpi, 3, "world", "init=multiple", "absent=2", "timeout_ms=%d" % ms, "opens=2", timeout=240)
         told = re.findall(r"^fail MLFAB_ERR_STATE -?\d+ (.*)", result.out, re.M)
         expect(len(told) == 2 and all("MPI rank 2 has not taken part" in text for text in told),
                "%s: both are told who was missing" % mpi, result)
 
 
-def test_a_process_that_does_not_open_again():
+@cases(())
+@within(1500)
+def test_a_process_that_does_not_open_again(ms):
     for mpi in every_mpi():
-        result = mpirun(mpi, 3, "world", "init=multiple", "once=1", "timeout_ms=1500", "opens=2")
+        result = mpirun(mpi, 3, "world", "init=multiple", "once=1", "timeout_ms=%d" % ms, "opens=2", timeout=240)
         told = re.findall(r"^fail MLFAB_ERR_TIMEOUT -?\d+ (.*)", result.out, re.M)
         expect(len(told) == 2 and all("MPI rank 1 has not called mlfab_open" in text for text in told),
                "%s: both are told who is missing" % mpi, result)
 
 
 def test_a_process_that_opens_late():
-    works(3, "init=multiple", "absent=1", "late=2600", "timeout_ms=3000", workers=3)
+    works(3, "init=multiple", "absent=1", "late=2600", "timeout_ms=30000", workers=3)
 
 
 def test_a_process_that_ends_without_closing_ends_the_job():

@@ -155,7 +155,8 @@ class Mix:
                          "MLFAB_HEARTBEAT_MS": int(BEAT * 1000), "MLFAB_SILENT_DEATH_MS": int(SILENT * 1000),
                          "MLFAB_CONSISTENCY": self.kind, "MLFAB_CHECKPOINT_DIR": disk[0], "MLFAB_CHECKPOINT_COMMITS": 50}
         if self.replicas:
-            self.settings.update(MLFAB_REPLICAS=1, MLFAB_SCHEDULER="own", MLFAB_ACK="durable")
+            self.settings.update(MLFAB_REPLICAS=1, MLFAB_SCHEDULER="own", MLFAB_ACK="durable",
+                                 MLFAB_LOG="info:" + self.folder.name + "/log")
 
     def add(self, role, number, **more):
         program = (RUN, "--mlfab-run-server", "quiet")
@@ -260,11 +261,17 @@ class Mix:
         if not self.replicas:
             return
         m = self.dice.choice(self.living("server", "replica", "scheduler"))
+        votes = self.votes()
         self.kill(m)
         self.add(*m.name)
         self.goes_on("a kill of %s" % m.name[0])
-        time.sleep(20 * BEAT)  # it votes again
+        self.until(lambda: self.votes() > votes, "%s votes again" % m.name[0])
         self.goes_on("its return")
+
+    def votes(self):
+        """How often a process has begun to vote, as the logs tell."""
+        logs = (os.path.join(self.folder.name, name) for name in os.listdir(self.folder.name) if name.startswith("log."))
+        return sum(open(log, encoding="utf-8").read().count("it votes from now on") for log in logs)
 
     def fill_disk(self):
         (self.disk[2] if self.full else self.disk[1])(self)
