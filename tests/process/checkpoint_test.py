@@ -80,7 +80,7 @@ def test_nothing_to_resume():
 
 
 def test_no_directory():
-    """A directory that does not exist ends the run at once; one that goes away is one line, and one at the end."""
+    """A directory that does not exist ends the run at once; one that goes away is a line a minute, and one at the end."""
     with tempfile.TemporaryDirectory() as folder:
         at = folder + "/run"
         settings = ["-n", 1, "--set", "checkpoint_dir=" + at, "--set", "checkpoint_commits=1", "--on-failure=continue"]
@@ -90,7 +90,7 @@ def test_no_directory():
         os.mkdir(at)
         result = launch(*settings, helper("checkpointer"), 1000, 20000, at)
         expect(result.code == 0, "training goes on", result)
-        expect(result.err.count("server 0] a checkpoint failed") == 1, "one line", result)
+        expect(1 <= result.err.count("server 0] a checkpoint failed") <= 1 + result.seconds / 60, "a line a minute", result)
         expect(len(re.findall(r"no checkpoint was made: all \d+ failed. The last: .*No such file", result.err)) == 1,
                "it is repeated at the end", result)
 
