@@ -88,7 +88,7 @@ def test_no_directory():
         expect(result.code == 1 and "checkpoint_dir '%s'" % at in result.err and "No such file" in result.err,
                "it says which directory", result)
         os.mkdir(at)
-        result = launch(*settings, helper("checkpointer"), 1000, 2000, at)
+        result = launch(*settings, helper("checkpointer"), 1000, 500, at)
         expect(result.code == 0, "training goes on", result)
         expect(1 <= result.err.count("server 0] a checkpoint failed") <= 1 + result.seconds / 60, "a line a minute", result)
         expect(len(re.findall(r"no checkpoint was made: all \d+ failed. The last: .*No such file", result.err)) == 1,
