@@ -270,8 +270,8 @@ def test_dav_disk_is_full():
 # --- kill -9
 
 
-def live(place, directory, manifests, number, servers, dice):
-    """One run, killed while it writes. Returns what worker 0 said at its beginning."""
+def live(place, directory, manifests, number, servers, dice, writes):
+    """One run, killed while it writes: after 0.6 s at most, and then when writes() is true. Returns what worker 0 said at its beginning."""
     before = (manifests() or [0])[-1]
     process = start(*command(0, directory, servers, resume=directory if number else "", commits=dice.choice([2, 7, 20]),
                              transport="--tcp"), env=clean_environment(**place.environment))
@@ -283,17 +283,18 @@ def live(place, directory, manifests, number, servers, dice):
                 raise AssertionError("it ended: %r" % finish(process))
         wait_until(lambda: (manifests() or [0])[-1] > before + 1, "two checkpoints")
         time.sleep(dice.random() * 0.6)
+        wait_until(writes, "it writes")
     finally:
         error = kill_run(process) if process.poll() is None else ""
     return [int(word) for word in line.split()[-5:]], error
 
 
-def lives(place, directory, manifests, seed, after=lambda: None):
+def lives(place, directory, manifests, seed, after=lambda: None, writes=lambda: True):
     dice = random.Random(seed)
     version = 0
     for number in range(LIVES):
         newest = (manifests() or [0])[-1]
-        begin, error = live(place, directory, manifests, number, dice.choice([1, 2, 3]), dice)
+        begin, error = live(place, directory, manifests, number, dice.choice([1, 2, 3]), dice, writes)
         what = "seed %d, life %d: %s\n%s" % (seed, number, begin, error)
         expect(begin[0] == newest, "the newest checkpoint, %d, is loaded" % newest, what)
         expect(begin[1] == begin[3] and begin[4] <= 48, "the largest element is the version", what)
@@ -322,7 +323,7 @@ def test_killed_with_s3():
         s3.store.fault = lambda handler, m, k, q: time.sleep(0.02 if "partNumber" in q else 0)
         left = []
         lives(s3, "s3://the-bucket/a/run", lambda: numbers(list(s3.store.objects)), 4,
-              lambda: left.append(len(s3.store.uploads)))
+              lambda: left.append(len(s3.store.uploads)), lambda: len(left) % 2 or s3.store.uploads)
         expect_made(train(s3, 1, resume="s3://the-bucket/a/run", explicit="s3://the-bucket/a/run", env={"STORE_WAIT": 2}))
         print("# %d requests, %d parts, uploads that were left: %s" % (s3.store.verified, s3.store.parts, left))
         expect(any(left), "runs were killed in the middle of an upload", left)
