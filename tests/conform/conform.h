@@ -19,6 +19,7 @@
 #define _GNU_SOURCE 1
 #endif
 #include <errno.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -140,16 +141,28 @@ static inline uint64_t conform_count(double full, uint64_t least) {
   return test_cases_from((uint64_t)((double)least * conform_share), full / 100 * conform_share);
 }
 
+/* CRC-32C, eight bytes at a time: table[k] has the checksums of a byte before k zeros. */
 static inline uint32_t conform_crc(uint32_t crc, const uint8_t *data, size_t bytes) {
-  static uint32_t table[256];
-  if (!table[1])
+  static uint32_t table[8][256];
+  if (!table[0][1]) {
     for (uint32_t i = 0; i < 256; i++) {
       uint32_t c = i;
       for (int k = 0; k < 8; k++) c = c & 1 ? c >> 1 ^ 0x82f63b78u : c >> 1;
-      table[i] = c;
+      table[0][i] = c;
     }
+    for (int k = 1; k < 8; k++)
+      for (uint32_t i = 0; i < 256; i++)
+        table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
+  }
   crc = ~crc;
-  for (size_t i = 0; i < bytes; i++) crc = crc >> 8 ^ table[(crc ^ data[i]) & 255];
+  for (; bytes >= 8; bytes -= 8, data += 8) {
+    const uint32_t low = crc ^ ((uint32_t)data[0] | (uint32_t)data[1] << 8 |
+                                (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24);
+    crc = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^
+          table[4][low >> 24] ^ table[3][data[4]] ^ table[2][data[5]] ^ table[1][data[6]] ^
+          table[0][data[7]];
+  }
+  for (; bytes > 0; bytes--, data++) crc = crc >> 8 ^ table[0][(crc ^ *data) & 255];
   return ~crc;
 }
 
@@ -186,10 +199,10 @@ typedef struct conform_frame {
 } conform_frame;
 
 static inline void conform_fill(uint8_t *at, size_t bytes, uint64_t seed) {
-  for (size_t i = 0; i < bytes; i += 8) {
-    uint64_t word = (seed + i) * 0x9e3779b97f4a7c15u;
-    memcpy(at + i, &word, bytes - i < 8 ? bytes - i : 8);
-  }
+  uint64_t word = seed * 0x9e3779b97f4a7c15u;
+  size_t i = 0;
+  for (; i + 8 <= bytes; i += 8, word += 8 * 0x9e3779b97f4a7c15u) memcpy(at + i, &word, 8);
+  memcpy(at + i, &word, bytes - i);
 }
 
 static inline void conform_frame_make(uint64_t stream, uint64_t number, conform_frame *frame) {
@@ -1399,6 +1412,10 @@ static inline int conform_run(const conform_transport *transports, size_t count)
   conform_told *told = calloc(count * CONFORM_CHECKS, sizeof *told);
   conform_child *children = calloc(count, sizeof *children);
   int apart = count > 1;
+#ifdef M_MMAP_THRESHOLD /* freed memory is used again, without new pages */
+  mallopt(M_MMAP_THRESHOLD, 1 << 25);
+  mallopt(M_TRIM_THRESHOLD, 1 << 27);
+#endif
   if (!cases || !tests || !heard || !told || !children) return 1;
   for (size_t i = 0; i < count; i++) apart &= !(transports[i].flags & CONFORM_ALONE);
   for (size_t i = 0; i < count; i++, first = n) {
