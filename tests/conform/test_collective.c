@@ -21,7 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000, HUGE = 600011 };
+/* Values repeat after PERIOD elements, a prime number, so that blocks and messages begin at other values. */
+enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000, HUGE = 600011, PERIOD = 4093 };
 #define MS 1000000ull
 #define ROOM ((uint64_t)12 * LARGE + 4096)
 
@@ -90,8 +91,13 @@ static call draw_call(uint64_t number, uint32_t ranks) {
   return c;
 }
 
+/* A random number of element i of a rank. */
+static uint64_t element(uint64_t number, uint32_t rank, uint64_t i) {
+  return mix((i % PERIOD * RANKS_MAX + rank) * 1000 + number);
+}
+
 static double value(const call *c, uint32_t rank, uint64_t i) {
-  uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
+  uint64_t x = element(c->number, rank, i);
   if (c->noisy) return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 7));
   if (c->op == MLFAB_OP_PRODUCT) return x & 1 ? 2 : x & 2 ? 1 : -1;
   return (double)(x % 15) - 7;
@@ -109,17 +115,64 @@ static double reduced(const call *c, uint32_t ranks, uint64_t i) {
   return c->op == MLFAB_OP_MEAN ? sum / ranks : sum;
 }
 
-/* Compares element i with x in this type. */
-static int is(const void *data, int dtype, uint64_t i, double x) {
-  uint8_t wanted[8];
-  put(wanted, dtype, 0, x);
-  return get(data, dtype, i) == get(wanted, dtype, 0);
+/* A period of elements from number `from` on, element i at i % PERIOD; those of `count` elements suffice. */
+typedef double (*element_fn)(const call *c, uint32_t rank, uint64_t i);
+
+static const uint8_t *period_of(const call *c, element_fn of, uint32_t rank, uint64_t from,
+                                uint64_t count) {
+  static uint8_t period[PERIOD * 8];
+  for (uint64_t i = from; i < from + count && i < from + PERIOD; i++)
+    put(period, c->dtype, i % PERIOD, of(c, rank, i));
+  return period;
+}
+
+/* How many of the elements from number i on, of `left`, are in one piece in the period. */
+static uint64_t stretch(uint64_t i, uint64_t left) {
+  uint64_t n = PERIOD - i % PERIOD;
+  return n < left ? n : left;
+}
+
+/* Writes elements from .. from + count - 1. */
+static void write_values(void *data, const call *c, uint32_t rank, uint64_t from, uint64_t count) {
+  const uint32_t width = value_bytes(c->dtype);
+  const uint8_t *period = period_of(c, value, rank, from, count);
+  uint8_t *at = data;
+  for (uint64_t i = from, n; i < from + count; i += n, at += n * width) {
+    n = stretch(i, from + count - i);
+    memcpy(at, period + i % PERIOD * width, n * width);
+  }
+}
+
+/* Are these elements from .. from + count - 1? */
+static int are(const void *data, const call *c, element_fn of, uint32_t rank, uint64_t from,
+               uint64_t count) {
+  const uint32_t width = value_bytes(c->dtype);
+  const uint8_t *period = period_of(c, of, rank, from, count), *at = data;
+  for (uint64_t i = from, n; i < from + count; i += n, at += n * width) {
+    n = stretch(i, from + count - i);
+    const uint8_t *wanted = period + i % PERIOD * width;
+    if (!memcmp(at, wanted, n * width)) continue;
+    for (uint64_t k = 0; k < n; k++) /* zeros may have other bits */
+      if (get(at, c->dtype, k) != get(wanted, c->dtype, k)) return 0;
+  }
+  return 1;
+}
+
+static uint64_t hash_of(uint64_t hash, const void *data, uint64_t bytes) {
+  const uint8_t *at = data;
+  for (uint64_t n; bytes > 0; bytes -= n, at += n) {
+    uint64_t word = 0;
+    n = bytes < 8 ? bytes : 8;
+    memcpy(&word, at, n);
+    hash = mix(hash ^ word);
+  }
+  return hash;
 }
 
 /* --- a reducer that does not commute --- */
 
 static affine affine_of(const call *c, uint32_t rank, uint64_t i) {
-  uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
+  uint64_t x = element(c->number, rank, i);
   return (affine){(uint32_t)x | 1, c->ordered ? (uint32_t)(x >> 32) : 0, 1};
 }
 
@@ -171,20 +224,17 @@ static void lay_out(running *r, uint32_t bytes) {
 static void fill(running *r, const rank_state *s) {
   const call *c = &r->c;
   uint64_t i = 0;
-  for (uint32_t p = 0; p < c->pieces && (c->kind == ALLREDUCE || c->kind == COMPOSE); p++) {
-    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
-      if (c->kind == COMPOSE) {
-        ((affine *)r->vecs[p].data)[k] = affine_of(c, s->rank, i);
-      } else {
-        put(r->vecs[p].data, c->dtype, k, value(c, s->rank, i));
-      }
-    }
-  }
-  if (c->kind == BROADCAST)
-    for (i = 0; i < c->count; i++)
-      r->data[i] = s->rank == (uint32_t)c->root ? (uint8_t)mix(i + c->number) : 0;
-  if (c->kind != SCATTER && c->kind != GATHER && c->kind != PLAIN) return;
-  for (i = 0; i < c->count; i++) put(r->data, c->dtype, i, value(c, s->rank, i));
+  for (uint32_t p = 0; p < c->pieces && c->kind == ALLREDUCE; i += r->vecs[p++].count)
+    write_values(r->vecs[p].data, c, s->rank, i, r->vecs[p].count);
+  for (uint32_t p = 0; p < c->pieces && c->kind == COMPOSE; i += r->vecs[p++].count)
+    for (uint64_t k = 0; k < r->vecs[p].count; k++)
+      ((affine *)r->vecs[p].data)[k] =
+          k < PERIOD ? affine_of(c, s->rank, i + k) : ((affine *)r->vecs[p].data)[k - PERIOD];
+  if (c->kind == BROADCAST && s->rank != (uint32_t)c->root) memset(r->data, 0, c->count);
+  if (c->kind == BROADCAST && s->rank == (uint32_t)c->root)
+    for (i = 0; i < c->count; i++) r->data[i] = (uint8_t)mix(i + c->number);
+  if (c->kind == SCATTER || c->kind == GATHER || c->kind == PLAIN)
+    write_values(r->data, c, s->rank, 0, c->count);
 }
 
 /* Starts the call, or executes it when it blocks. */
@@ -230,38 +280,35 @@ static int carry_out(running *r, const rank_state *s, int block) {
 
 static int check(const running *r, rank_state *s) {
   const call *c = &r->c;
+  const uint32_t width = value_bytes(c->dtype);
   uint64_t i = 0, from = 0;
-  for (uint32_t p = 0; p < c->pieces && c->kind == ALLREDUCE; p++) {
-    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
-      uint64_t bits = 0;
-      memcpy(&bits, (uint8_t *)r->vecs[p].data + k * value_bytes(c->dtype), value_bytes(c->dtype));
-      s->hash = mix(s->hash ^ bits);
-      if (!c->noisy && !is(r->vecs[p].data, c->dtype, k, reduced(c, s->ranks, i))) return __LINE__;
+  for (uint32_t p = 0; p < c->pieces && c->kind == ALLREDUCE; i += r->vecs[p++].count) {
+    const mlfab_vec *vec = &r->vecs[p];
+    s->hash = hash_of(s->hash, vec->data, vec->count * width);
+    if (!c->noisy && !are(vec->data, c, reduced, s->ranks, i, vec->count)) return __LINE__;
+  }
+  for (uint32_t p = 0; p < c->pieces && c->kind == COMPOSE; i += r->vecs[p++].count) {
+    const affine *got = r->vecs[p].data;
+    for (uint64_t k = 0; k < r->vecs[p].count; k++) {
+      affine all = affine_of(c, 0, i + k);
+      if (k >= PERIOD) all = got[k - PERIOD]; /* which is right */
+      for (uint32_t q = 1; q < s->ranks && k < PERIOD; q++)
+        all = affine_then(all, affine_of(c, q, i + k));
+      if (memcmp(&got[k], &all, sizeof all)) return __LINE__;
     }
   }
-  for (uint32_t p = 0; p < c->pieces && c->kind == COMPOSE; p++) {
-    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
-      affine all = affine_of(c, 0, i);
-      for (uint32_t q = 1; q < s->ranks; q++) all = affine_then(all, affine_of(c, q, i));
-      if (memcmp((affine *)r->vecs[p].data + k, &all, sizeof all)) return __LINE__;
-    }
-  }
-  for (i = 0; i < c->count && c->kind == PLAIN; i++) {
-    uint64_t bits = 0;
-    memcpy(&bits, r->data + i * value_bytes(c->dtype), value_bytes(c->dtype));
-    s->hash = mix(s->hash ^ bits);
-    if (!c->noisy && !is(r->data, c->dtype, i, reduced(c, s->ranks, i))) return __LINE__;
+  if (c->kind == PLAIN) {
+    s->hash = hash_of(s->hash, r->data, c->count * width);
+    if (!c->noisy && !are(r->data, c, reduced, s->ranks, 0, c->count)) return __LINE__;
   }
   for (i = 0; i < c->count && c->kind == BROADCAST; i++) {
     if (r->data[i] != (uint8_t)mix(i + c->number)) return __LINE__;
   }
   for (uint32_t q = 0; q < s->ranks; from += c->counts[q++]) {
-    for (i = from; i < from + c->counts[q] && c->kind == GATHER; i++) {
-      if (!is(r->data, c->dtype, i, value(c, q, i))) return __LINE__;
-    }
-    for (i = from; i < from + c->counts[q] && c->kind == SCATTER && q == s->rank; i++) {
-      if (!is(r->data, c->dtype, i, reduced(c, s->ranks, i))) return __LINE__;
-    }
+    const uint8_t *at = r->data + from * width;
+    if (c->kind == GATHER && !are(at, c, value, q, from, c->counts[q])) return __LINE__;
+    if (c->kind == SCATTER && q == s->rank && !are(at, c, reduced, s->ranks, from, c->counts[q]))
+      return __LINE__;
   }
   return 0;
 }
@@ -273,7 +320,7 @@ static int one_by_one(rank_state *s) {
     /* Mostly all ranks alike: where one does not block, the others cannot use their shared memory. */
     int block = draw(k / 8, 60, 3) ? 1 : draw(k, 60 + s->rank, 2) == 0;
     r.c = draw_call(k, s->ranks);
-    r.data = s->memory + ROOM * draw(k, 13, AT_ONCE) + 8 * draw(k, 14, 9);
+    r.data = s->memory + ROOM * draw(k, 13, 2) + 8 * draw(k, 14, 9);
     int code = carry_out(&r, s, block);
     if (!code && r.request) code = mlfab_wait(s->ctx, r.request, 0, NULL);
     if (code) return said(s, &r.c, code, __LINE__);
@@ -368,11 +415,12 @@ static int planned(const rank_state *s, int64_t *data, uint64_t count) {
 /* Of many messages. Returns 0 or a line. */
 static int plan_huge(const rank_state *s) {
   int64_t *data = (int64_t *)(void *)s->memory;
-  for (uint64_t i = 0; i < HUGE; i++) data[i] = (int64_t)mix(i * RANKS_MAX + s->rank);
+  for (uint64_t i = 0; i < HUGE; i++)
+    data[i] = i < PERIOD ? (int64_t)element(0, s->rank, i) : data[i - PERIOD];
   if (planned(s, data, HUGE)) return __LINE__;
   for (uint64_t i = 0; i < HUGE; i++) {
-    uint64_t sum = 0;
-    for (uint32_t r = 0; r < s->ranks; r++) sum += mix(i * RANKS_MAX + r);
+    uint64_t sum = i < PERIOD ? 0 : (uint64_t)data[i - PERIOD]; /* which is right */
+    for (uint32_t r = 0; r < s->ranks && i < PERIOD; r++) sum += element(0, r, i);
     if ((uint64_t)data[i] != sum) return __LINE__;
   }
   return 0;
@@ -399,7 +447,7 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
   uint8_t *own = malloc(AT_ONCE * ROOM);
   if (!own || mlfab_alloc(s.ctx, AT_ONCE * ROOM, &shared)) return __LINE__;
   if ((uintptr_t)shared % 64) return __LINE__;
-  for (uint64_t i = 0; i < AT_ONCE * ROOM / 8; i++) {
+  for (uint64_t i = 0; i < 2 * ROOM / 8; i++) { /* the part that calls will use */
     if (((uint64_t *)shared)[i]) return __LINE__;
   }
   s.line = count_frames(&s, t);
