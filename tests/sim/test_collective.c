@@ -22,6 +22,8 @@
 #endif
 
 enum { RANKS = 64, NODES = 66, DEPTH = 16, BUFS = 5, FAILURES = 64, CACHE = 64, MODEL = 500 };
+/* What a rank brings repeats after so many elements, a prime number: blocks and frames begin at other values. */
+enum { PERIOD = 1021 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
 
@@ -74,7 +76,7 @@ typedef struct rank {
   uint64_t last; /* calls that it had made when it finished */
 } rank;
 
-/* What a result must be: numbers with how far off they may be, or bytes. */
+/* What the elements of a period must be: numbers with how far off they may be, or bytes. */
 typedef struct literal {
   uint64_t number, members;
   double *values, *slack;
@@ -131,14 +133,14 @@ static double rounding_of(int dtype) {
 }
 
 static uint64_t dice_of(const plan *p, uint32_t who, uint64_t i) {
-  return mix(mix(p->number * 1000003 + who) + i);
+  return mix(mix(p->number * 1000003 + who) + i % PERIOD);
 }
 
 /* Element i of rank `who`. Exact ones add up without rounding, in any order and in any type. */
 static double number(const plan *p, uint32_t who, uint64_t i) {
   uint64_t d = dice_of(p, who, i);
   double magnitude = 1.0 + (double)(d >> 8 & 127) / 128.0;
-  if (p->numbers == WITH_NAN && who == 0 && i % 16 == 3) return (double)NAN;
+  if (p->numbers == WITH_NAN && who == 0 && i % PERIOD % 16 == 3) return (double)NAN;
   if (p->numbers == ROUGH) return d & 1 ? magnitude : -magnitude;
   if (p->op == MLFAB_OP_PRODUCT) return d % 3 == 0 ? -1.0 : who % 8 == 1 && d % 3 == 1 ? 2.0 : 1.0;
   return value_bytes(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
@@ -173,6 +175,20 @@ static void fill(const plan *p, uint32_t who, uint64_t i, uint8_t *at) {
     memcpy(at, &d, 8);
   else
     put(at, p->dtype, 0, number(p, who, i));
+}
+
+/* Elements i to i + n - 1, one after the other. */
+static void fill_many(const plan *p, uint32_t who, uint64_t i, uint64_t n, uint8_t *at) {
+  const uint64_t bytes = n * p->width, period = (uint64_t)PERIOD * p->width;
+  for (uint64_t k = 0; k < n && k < PERIOD; k++) fill(p, who, i + k, at + k * p->width);
+  for (uint64_t k = period; k < bytes; k += period)
+    memcpy(at + k, at, bytes - k < period ? bytes - k : period);
+}
+
+/* How many of these elements, up to a period, are the same as those a period before? */
+static uint64_t repeated(const plan *p, const uint8_t *at, uint64_t n) {
+  if (n > PERIOD) n = PERIOD;
+  return memcmp(at, at - (uint64_t)PERIOD * p->width, n * p->width) ? 0 : n;
 }
 
 /* ---- plans */
@@ -321,18 +337,19 @@ static const literal *literal_of(world *w, plan *p, uint64_t members) {
   forget_literal(l);
   l->number = p->number;
   l->members = members;
-  l->values = calloc(p->count, sizeof *l->values);
-  l->slack = calloc(p->count, sizeof *l->slack);
-  l->bytes = calloc(p->count, p->width);
+  const uint64_t count = p->count < PERIOD ? p->count : PERIOD;
+  l->values = calloc(count, sizeof *l->values);
+  l->slack = calloc(count, sizeof *l->slack);
+  l->bytes = calloc(count, p->width);
   assert_true(l->values && l->slack && l->bytes);
   int first = 1;
   for (uint32_t r = 0; r < w->workers; r++) {
     if (!(members >> r & 1)) continue;
-    for (uint64_t i = 0; i < p->count; i++) add_element(p, l, r, i, first);
+    for (uint64_t i = 0; i < count; i++) add_element(p, l, r, i, first);
     first = 0;
   }
   int adds = p->op == MLFAB_OP_SUM || p->op == MLFAB_OP_MEAN;
-  for (uint64_t i = 0; i < p->count && !p->own && p->dtype != MLFAB_I64; i++) {
+  for (uint64_t i = 0; i < count && !p->own && p->dtype != MLFAB_I64; i++) {
     l->slack[i] = p->numbers == ROUGH && adds ? l->slack[i] * n * rounding : 0.0;
     if (p->op != MLFAB_OP_MEAN) continue;
     l->values[i] /= n;
@@ -345,14 +362,20 @@ static const literal *literal_of(world *w, plan *p, uint64_t members) {
 static uint64_t first_wrong(world *w, plan *p, uint64_t members, const uint8_t *data, uint64_t from,
                             uint64_t to) {
   const literal *l = literal_of(w, p, members);
-  for (uint64_t i = from; i < to; i++) {
+  for (uint64_t i = from, k; i < to; i++) {
     const uint8_t *at = data + i * p->width;
-    if (p->own || p->dtype == MLFAB_I64) {
-      if (memcmp(at, l->bytes + i * p->width, p->width)) return i;
-      continue;
+    while (i - from >= PERIOD && i < to && (k = repeated(p, at, to - i)) > 0) /* also right */
+      i += k, at += k * p->width;
+    for (uint64_t end = i + PERIOD; i < to && i < end; i++, at += p->width) {
+      k = i % PERIOD;
+      if (p->own || p->dtype == MLFAB_I64) {
+        if (memcmp(at, l->bytes + k * p->width, p->width)) return i;
+        continue;
+      }
+      double x = get(at, p->dtype, 0), v = l->values[k];
+      if (isnan(v) ? !isnan(x) : !(fabs(x - v) <= l->slack[k])) return i;
     }
-    double x = get(at, p->dtype, 0), v = l->values[i];
-    if (isnan(v) ? !isnan(x) : !(fabs(x - v) <= l->slack[i])) return i;
+    i--;
   }
   return to;
 }
@@ -420,14 +443,22 @@ static void check_copies(world *w, uint32_t i, open_call *c) {
   uint8_t x[64];
   uint64_t at = 0;
   for (uint32_t r = 0; r < w->workers && p->kind == ALLGATHER; r++) {
-    for (uint64_t k = 0; k < p->blocks[r]; k++, at++) {
+    for (uint64_t k = 0, n; k < p->blocks[r]; k++, at++) {
+      if (k >= PERIOD && (n = repeated(p, c->memory + at * p->width, p->blocks[r] - k)) > 0) {
+        k += n - 1, at += n - 1;
+        continue;
+      }
       fill(p, r, at, x);
       if (memcmp(c->memory + at * p->width, x, p->width))
         broken(w, "rank %u: call %d: element %d of the allgather is wrong", i, (int)p->number,
                (int)at);
     }
   }
-  for (uint64_t k = 0; k < p->count && p->kind == BROADCAST; k++) {
+  for (uint64_t k = 0, n; k < p->count && p->kind == BROADCAST; k++) {
+    if (k >= PERIOD && (n = repeated(p, c->memory + k, p->count - k)) > 0) {
+      k += n - 1;
+      continue;
+    }
     fill(p, (uint32_t)p->root, k, x);
     if (c->memory[k] != x[0])
       broken(w, "rank %u: call %d: byte %d of the broadcast is wrong", i, (int)p->number, (int)k);
@@ -623,27 +654,20 @@ static int call_node(world *w, rank *r, open_call *c, const mlfab_collective *o)
 }
 
 /* What this rank brings; of an allgather and a broadcast nothing but its own. */
-static void fill_call(const world *w, uint32_t i, open_call *c) {
+static void fill_call(uint32_t i, open_call *c) {
   const plan *p = &c->plan;
   mlfab_vec vecs[BUFS];
   uint64_t e = 0;
   memset(c->memory, 0x5a, c->bytes);
   if (p->kind == ALLREDUCE) {
     vecs_of(p, c->memory, vecs);
-    for (uint32_t b = 0; b < p->nbufs; b++)
-      for (uint64_t k = 0; k < vecs[b].count; k++)
-        fill(p, i, e++, (uint8_t *)vecs[b].data + k * p->width);
+    for (uint32_t b = 0; b < p->nbufs; e += vecs[b++].count)
+      fill_many(p, i, e, vecs[b].count, vecs[b].data);
   } else if (p->kind == REDUCE_SCATTER || (p->kind == BROADCAST && (uint32_t)p->root == i)) {
-    for (; e < p->count; e++) {
-      uint8_t x[64];
-      fill(p, i, e, x);
-      memcpy(c->memory + e * p->width, x, p->width);
-    }
+    fill_many(p, i, 0, p->count, c->memory);
   } else if (p->kind == ALLGATHER) {
-    for (uint32_t r = 0; r < w->workers; r++) {
-      for (uint64_t k = 0; k < p->blocks[r]; k++, e++)
-        if (r == i) fill(p, i, e, c->memory + e * p->width);
-    }
+    for (uint32_t r = 0; r < i; r++) e += p->blocks[r];
+    fill_many(p, i, e, p->blocks[i], c->memory + e * p->width);
   }
 }
 
@@ -681,14 +705,14 @@ static int begin_plan(world *w, uint32_t i, const plan *p) {
   }
   c->memory = aligned_alloc(64, (size_t)c->bytes);
   assert_non_null(c->memory);
-  fill_call(w, i, c);
+  fill_call(i, c);
   int code = call_node(w, r, c, &o);
   if (code == MLFAB_ERR_UNSUPPORTED && o.algorithm) {
     c->plan.algorithm = MLFAB_ALGORITHM_AUTO; /* so do all others */
     o.algorithm = MLFAB_ALGORITHM_AUTO;
     if (w->deaths && c->plan.numbers == ROUGH) {
       c->plan.numbers = EXACT;
-      fill_call(w, i, c);
+      fill_call(i, c);
     }
     code = call_node(w, r, c, &o);
   }
