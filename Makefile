@@ -232,7 +232,7 @@ soak: export MLFAB_SCALE := $(or $(MLFAB_SCALE),100)
 soak: ##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
 	+@$(SUBMAKE) test-built $(if $(filter 100,$(MLFAB_SCALE)),$(BUILD)/paper)
 	@$(RUN_TESTS) --lane soak $(SCRIPTS) \
-	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c))),'$(test)@36000=$(call seeds,10) $(BUILD)/$(test)') \
+	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c shm_coll.c))),'$(test)@36000=$(call seeds,10) $(BUILD)/$(test)') \
 	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@36000=$(PYTHON) tests/mutate.py planted' 'tidy@3600=tests/tidy.sh' 'switches@900=tests/dropin/switches.sh' \
 	    'paper@3600=$(PYTHON) tests/paper/compare.py $(BUILD)/paper docs/paper.md' 'text@3600=$(PYTHON) tests/process/sizes_test.py text' \
 	    "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py random --goal 0.8")

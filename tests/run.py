@@ -84,8 +84,8 @@ def execute(test):
     """Runs the command; returns its exit status, or None if it exceeded its limit."""
     # Simulations free and take the same memory thousands of times: glibc would give it back to the system each time, and
     # AddressSanitizer would keep 256 MB of it from use.
-    environment = dict({"MALLOC_TRIM_THRESHOLD_": "100000000", "MALLOC_TOP_PAD_": "1000000",
-                        "ASAN_OPTIONS": "quarantine_size_mb=16"}, **os.environ)
+    environment = dict({"MALLOC_TRIM_THRESHOLD_": "100000000", "MALLOC_MMAP_THRESHOLD_": "30000000",
+                        "MALLOC_TOP_PAD_": "1000000", "ASAN_OPTIONS": "quarantine_size_mb=16"}, **os.environ)
     environment.update(CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONUNBUFFERED="1")
     began = time.monotonic()
     process = subprocess.Popen(test.command, shell=isinstance(test.command, str), env=environment,

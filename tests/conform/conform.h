@@ -19,7 +19,6 @@
 #define _GNU_SOURCE 1
 #endif
 #include <errno.h>
-#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -1412,10 +1411,6 @@ static inline int conform_run(const conform_transport *transports, size_t count)
   conform_told *told = calloc(count * CONFORM_CHECKS, sizeof *told);
   conform_child *children = calloc(count, sizeof *children);
   int apart = count > 1;
-#ifdef M_MMAP_THRESHOLD /* freed memory is used again, without new pages */
-  mallopt(M_MMAP_THRESHOLD, 1 << 25);
-  mallopt(M_TRIM_THRESHOLD, 1 << 27);
-#endif
   if (!cases || !tests || !heard || !told || !children) return 1;
   for (size_t i = 0; i < count; i++) apart &= !(transports[i].flags & CONFORM_ALONE);
   for (size_t i = 0; i < count; i++, first = n) {

@@ -450,7 +450,7 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
   uint8_t *own = malloc(AT_ONCE * ROOM);
   if (!own || mlfab_alloc(s.ctx, AT_ONCE * ROOM, &shared)) return __LINE__;
   if ((uintptr_t)shared % 64) return __LINE__;
-  for (uint64_t i = 0; i < 2 * ROOM / 8; i++) { /* the part that calls will use */
+  for (uint64_t i = 0; i < 2 * ROOM / 8; i++) { /* the part of single calls */
     if (((uint64_t *)shared)[i]) return __LINE__;
   }
   s.line = count_frames(&s, t);

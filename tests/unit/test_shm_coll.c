@@ -9,11 +9,11 @@
 #include "../../core/base/rng.h"
 
 #include "../testing.h"
+#include "scale.h"
 
 #if MLFAB_WITH_SHM
 
 #include <dirent.h>
-#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -66,10 +66,6 @@ static int patient(void *user) {
 }
 
 static void open_arena(struct member *m) {
-#ifdef M_MMAP_THRESHOLD /* freed memory is used again, without new pages */
-  mallopt(M_MMAP_THRESHOLD, 1 << 25);
-  mallopt(M_TRIM_THRESHOLD, 1 << 27);
-#endif
   CHECK(mlfab__env_init(&m->env, NULL) == 0);
   m->memory = mlfab__shm_memory_functions()->create(&m->env);
   CHECK(m->memory != NULL);
@@ -409,8 +405,8 @@ static void many_calls(struct member *m, uint64_t seed) {
 }
 
 TEST(test_many) {
-  team(2, 25000, many_calls, 0);
-  team(4, 5000, many_calls, 0);
+  team(2, (uint32_t)test_cases_few(2500, 25000, 100000), many_calls, 0);
+  team(4, (uint32_t)test_cases_few(1000, 5000, 10000), many_calls, 0);
 }
 
 /* The same vector in many rounds; each member is sometimes slow. */
@@ -841,7 +837,7 @@ TEST(test_not_lent) {
 TEST(test_hostile) {
   static float data[MOST];
   mlfab_vec buf = {data, MOST};
-  for (uint64_t seed = 0; seed < 64; seed++) {
+  for (uint64_t seed = 0; seed < test_cases_few(8, 64, 200); seed++) {
     struct pair pair;
     struct player player = {&pair, 1};
     uint32_t culprit = 9;
