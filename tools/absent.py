@@ -5,14 +5,16 @@ and deletes the functions that have no caller then. A wrong row shows: a use tha
 must be of 0. `stated_once` deletes the prototypes of functions whose body stands before their first use.
 """
 import collections
+import functools
 import re
 
 SPACE = re.compile(r"(?:\s|/\*.*?\*/)*", re.S)
 HIDDEN = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.S)
-BRACKET = re.compile(r"[][(){}]")
+WORD = re.compile(r"\w+")
 WIDTH = 100
 
 
+@functools.cache
 def masked(text):
     """The text with its comments blank and its literals filled: of the same length."""
     if '"' not in text and "'" not in text and "/*" not in text:
@@ -22,12 +24,19 @@ def masked(text):
 
 def close(mask, at):
     """The position behind the bracket that closes the one at this position."""
-    depth = 0
-    for match in BRACKET.finditer(mask, at):
-        depth += 1 if match.group() in "([{" else -1
-        if depth == 0:
-            return match.end()
-    raise ValueError(mask[at:at + 80])
+    left, depth, end = mask[at], 0, at
+    right = {"(": ")", "[": "]", "{": "}"}[left]
+    while depth or end == at:
+        begin, end = end, mask.index(right, end) + 1
+        depth += mask.count(left, begin, end) - 1
+    return end
+
+
+def comment(text, at):
+    """Where the comment begins that stands in lines of its own before this position; the position if there is none."""
+    begin = text.rfind("/*", 0, at)
+    own = begin >= 0 and text[begin:at].find("*/") == at - begin - 3 and text[at - 1] == "\n" and text[begin - 1:begin] in ("", "\n")
+    return begin if own else at
 
 
 def split(text, pattern):
@@ -462,35 +471,38 @@ def drop_member(text, struct, name):
     return text[:begin] + before + after + text[end:]
 
 
+FOLLOWED = re.compile(r"\b(mlfab__\w+)(?= (\*?)(\w+))")
+
+
 def drop_types(text):
     """The text without the structs of functions that nobody names any more."""
-    count = collections.Counter(re.findall(r"\bmlfab__\w+", re.sub(r"(?m)^struct \w+;.*\n", "", masked(text))))
-    for match in reversed(list(re.finditer(r"(?m)^typedef struct (mlfab__\w+) \{.*?\n\} \1;\n", text, re.S))):
-        name, mask = match.group(1), masked(match.group())
-        if "(*" not in mask:
-            continue
-        if count[name] != len(re.findall(r"\b%s\b" % name, mask)):
+    mask = masked(text)
+    count = collections.Counter(re.findall(r"\bmlfab__\w+", re.sub(r"(?m)^struct \w+;.*\n", "", mask)))
+    called, uses = set(re.findall(r"\b(\w+)->", mask)), collections.defaultdict(collections.Counter)
+    for name, star, word in FOLLOWED.findall(mask):
+        uses[name][star, word] += 1
+    # The name of a struct of the second kind is declared before.
+    for typedef, pattern in (True, r"^typedef struct (mlfab__\w+) \{.*?\n\} \1;\n"), (False, r"^struct (mlfab__\w+) \{.*?\n\};\n"):
+        for match in reversed(list(re.finditer(pattern, text, re.M | re.S))):
+            name, own = match.group(1), masked(match.group())
+            left = uses[name] - collections.Counter((star, word) for other, star, word in FOLLOWED.findall(own) if other == name)
+            pointers = {word for star, word in left if star}
             # Passed on, but never called: a declaration is enough.
-            others = text.replace(match.group(), "")
-            pointers = set(re.findall(r"\b%s (?:const )?\*(\w+)" % name, others))
-            if pointers and not re.search(r"\b%s (?!\*)\w|\b(?:%s)->" % (name, "|".join(pointers)), others):
-                text = text[:match.start()] + "typedef struct %s %s;\n" % (name, name) + text[match.end():]
-        else:
-            before = re.sub(r"(?:(?<=\n)|\A)/\*(?:(?!\*/).)*\*/\n\Z", "", text[max(0, match.start() - 4000):match.start()], flags=re.S)
-            text = text[:max(0, match.start() - 4000)] + before + text[match.end():]
-    for match in reversed(list(re.finditer(r"(?m)^struct (mlfab__\w+) \{.*?\n\};\n", text, re.S))):
-        # Its name is declared before. Nothing but pointers to it is left.
-        if "(*" in match.group() and not re.search(r"\b%s (?!\*|%s;)[\w{]" % (match.group(1), match.group(1)), masked(text.replace(match.group(), ""))):
-            pointers = set(re.findall(r"\b%s (?:const )?\*(\w+)" % match.group(1), text.replace(match.group(), "")))
-            if not any(re.search(r"\b%s->" % name, text) for name in pointers):
-                before = re.sub(r"(?:(?<=\n)|\A)/\*(?:(?!\*/).)*\*/\n\Z", "", text[max(0, match.start() - 4000):match.start()], flags=re.S)
-                text = text[:max(0, match.start() - 4000)] + before + text[match.end():]
+            passed = not pointers & called and all(star or word == name for star, word in left)
+            unnamed = count[name] == WORD.findall(own).count(name) if typedef else passed
+            if "(*" not in own or not unnamed and not (pointers and passed):
+                continue
+            for other, star, word in FOLLOWED.findall(own):
+                uses[other][star, word] -= 1
+            left = text[:comment(text, match.start())] if unnamed else text[:match.start()] + "typedef struct %s %s;\n" % (name, name)
+            text = left + text[match.end():]
     return text
 
 
 HEAD = re.compile(r"(?m)^(?:MLFAB__INTERNAL|static)[^;{}()=]*?\b(\w+)\([^;{}]*\)\s*([;{])")
 
 
+@functools.cache
 def functions(mask):
     """The functions of the text: rows (name, begin, end), first definitions, then prototypes."""
     rows = [[], []]
@@ -500,28 +512,39 @@ def functions(mask):
     return rows
 
 
+def heads(mask):
+    """The functions in the order of the text: rows (name, begin, end, the text from the former name to this one), and the rest as a last row."""
+    at = 0
+    for name, begin, end in sorted(sum(functions(mask), []), key=lambda row: row[1]):
+        head = mask.index(name + "(", begin)
+        yield name, begin, end, mask[at:head]
+        at = head + len(name)
+    yield None, at, len(mask), mask[at:]
+
+
 def uncalled(text):
-    """The names of functions that stand nowhere but in their own text and prototypes, and that no macro can make."""
+    """The names of functions that stand nowhere but in their own text, prototypes, and each other, and that no macro can make."""
     mask = masked(text)
-    defined, prototypes = functions(mask)
     made = tuple(set(re.findall(r"\b(\w+_)##", mask)) - {"mlfab__", "mlfab_"})
-    count = collections.Counter(re.findall(r"\b[a-z]\w+", mask))
-    own = collections.Counter(name for name, _, _ in prototypes)
-    for name, begin, end in defined:
-        own[name] += len(re.findall(r"\b%s\b" % name, mask[begin:end]))
-    return {name for name in own if count[name] == own[name] and not name.startswith(made)}
+    count, own, gone = collections.Counter(WORD.findall(mask)), collections.defaultdict(collections.Counter), set()
+    for name, begin, end in sum(functions(mask), []):
+        own[name].update(WORD.findall(mask, begin, end))
+    while True:
+        found = {name for name in own.keys() - gone if count[name] == own[name][name] and not name.startswith(made)}
+        if not found:
+            return gone
+        gone |= found
+        for name in found:
+            count.subtract(own[name])
 
 
 def drop_functions(text, names):
-    defined, prototypes = functions(masked(text))
-    for _, begin, end in sorted((row for row in defined + prototypes if row[0] in names), key=lambda row: -row[1]):
-        after = text[end:].lstrip("\n")
-        before = text[:begin]
-        if text[end - 1] == "}" or re.match(r"/\*|\n|#", text[end + 1:]):
-            own = re.search(r"(?<=\n)/\*(?:(?!\*/|/\*).)*\*/\n\Z", before[-3000:], re.S)
-            if own and not own.group().startswith("/* ===="):
-                before = before[:len(before) - len(own.group())]
-        text = before + (after if text[end - 1] == "}" or text[end:end + 1] != "\n" else text[end + 1:])
+    for _, begin, end in sorted((row for row in sum(functions(masked(text)), []) if row[0] in names), key=lambda row: -row[1]):
+        if text[end - 1] == "}" or re.match(r"/\*|\n|#", text[end + 1:end + 3]):
+            own = comment(text, begin)
+            begin = begin if text.startswith("/* ====", own) else own
+        after = text[end:]
+        text = text[:begin] + (after.lstrip("\n") if text[end - 1] == "}" or after[:1] != "\n" else after[1:])
     return text
 
 
@@ -532,47 +555,56 @@ class Members:
         mask = masked(text)
         bodies = {name: body for name, body in re.findall(r"(?m)^(?:typedef )?struct (\w+) \{(.*?)\n\}", mask, re.S)}
         tags = dict(re.findall(r"typedef struct (\w+) (\w+);", mask))
-        self.kinds = {struct: "|".join({struct, "struct " + struct, tags.get(struct, struct)}) for struct, _ in rows}
+        self.kinds = {struct: [re.compile(pattern % "|".join({struct, "struct " + struct, tags.get(struct, struct)})) for pattern in (
+            r"(?<!\w)(?:%s)(?: const)? \*{0,2}(\w+)(?=[;,)\[= ])", r"(?<!\w)(?:%s) [^;(){}]*?, \*(\w+)(?= = |;)")] for struct, _ in rows}
         self.rows = {struct: sorted(member for other, member in rows if other == struct) for struct, _ in rows}
         everywhere = "\n".join(bodies.values())
         self.inner = {struct: self.names(struct, everywhere) for struct in self.rows}
-        self.any = re.compile(r"(?:->|\.)(?:%s)\b" % "|".join(sorted({member for _, member in rows})))
+        self.any = re.compile(r"(?:->|\.)(%s)\b" % "|".join(sorted({member for _, member in rows})))
 
     def names(self, struct, mask):
         """Of variables, or members, of this struct."""
-        return set(re.findall(r"(?<!\w)(?:%s)(?: const)? \*{0,2}(\w+)(?=[;,)\[= ])" % self.kinds[struct], mask)) | set(
-            re.findall(r"(?<!\w)(?:%s) [^;(){}]*?, \*(\w+)(?= = |;)" % self.kinds[struct], mask)) - {"const"}
+        one, more = self.kinds[struct]
+        return set(one.findall(mask)) | set(more.findall(mask)) - {"const"}
 
+    @functools.cache
     def paths(self, mask):
         """How this function names absent members: regular expressions."""
-        found = self.any.search(mask)
-        return [r"(?:%s)(?:\[[^][]*\])?(?:->|\.)(?:%s)" % ("|".join(sorted(names)), "|".join(members))
-                for struct, members in self.rows.items()
-                for names in [self.inner[struct] | self.names(struct, mask)] if names] if found else []
+        found, ways = set(self.any.findall(mask)), []
+        for struct, members in self.rows.items():
+            here = found.intersection(members)
+            names = here and self.inner[struct] | self.names(struct, mask)
+            ways += [r"(?:%s)(?:\[[^][]*\])?(?:->|\.)(?:%s)" % ("|".join(sorted(names)), "|".join(sorted(here)))] * bool(names)
+        return [way for way in ways if re.search(r"(?<!\w)%s(?!\w)" % way, mask)]
+
+
+@functools.cache
+def zeros(mask):
+    """What names in a piece of the text are followed by: {name: the indexes of its arguments that are 0 in all calls}; none if it is not called."""
+    found = dict.fromkeys(re.findall(r"\b[a-z]\w+\b(?!\()", mask), set())
+    for use in re.finditer(r"\b([a-z]\w+)\(", mask):
+        name, end = use.group(1), use.end()
+        if found.get(name) != set():
+            text = mask[end:close(mask, end - 1) - 1]
+            values = split(text, COMMA)[::2] if "0" in text or "NULL" in text else []
+            now = {i for i, value in enumerate(values) if KNOWN.get(value.strip()) == 0}
+            found[name] = found.get(name, now) & now
+    return found
 
 
 def zero_arguments(mask, known={}):
     """The arguments that are 0 in all calls of a function which nothing but calls name, but for those known: {function: their names}."""
-    defined, prototypes = functions(mask)
-    own = {name: mask[begin:mask.index("{", begin)] for name, begin, _ in defined}
-    heads = {mask.index(name + "(", begin) for name, begin, _ in defined + prototypes}
-    zero = {}
-    for use in re.finditer(r"\b[a-z]\w+\b", mask):
-        name = use.group()
-        if name not in own or use.start() in heads:
-            continue
-        values = []
-        if mask[use.end()] == "(" and zero.get(name) != set():
-            text = mask[use.end() + 1:close(mask, use.end()) - 1]
-            values = split(text, COMMA)[::2] if "0" in text or "NULL" in text else []
-        now = {i for i, value in enumerate(values) if KNOWN.get(value.strip()) == 0}
-        zero[name] = zero[name] & now if name in zero else now
-    found = {}
-    for name, indexes in zero.items():
-        head = own[name]
-        named = [re.search(r"(\w+)(?:\[[^]]*\])?$", one.strip()) for one in split(head[head.index("(") + 1:head.rindex(")")], COMMA)[::2]]
-        if indexes:
-            found[name] = [named[i].group(1) for i in sorted(indexes) if i < len(named) and named[i] and named[i].group(1) not in known.get(name, [])]
+    own = {name: mask[begin:mask.index("{", begin)] for name, begin, _ in functions(mask)[0]}
+    zero, found = {}, {}
+    for _, _, _, piece in heads(mask):
+        for name in zeros(piece).keys() & own.keys():
+            zero[name] = zero.get(name, zeros(piece)[name]) & zeros(piece)[name]
+    for name in own:
+        if zero.get(name):
+            arguments = split(own[name][own[name].index("(") + 1:own[name].rindex(")")], COMMA)[::2]
+            named = [re.search(r"(\w+)(?:\[[^]]*\])?$", one.strip()) for one in arguments]
+            names = [named[i].group(1) for i in sorted(zero[name]) if i < len(named) and named[i]]
+            found[name] = [argument for argument in names if argument not in known.get(name, [])]
     return {name: arguments for name, arguments in found.items() if arguments}
 
 
@@ -607,10 +639,10 @@ def without(text, members):
     always = zero_arguments(masked(text))
     for name in set(re.findall(r"(?m)^#define (\w+) NULL$", text)):
         if len(re.findall(r"#define %s\b" % name, text)) == 1:
-            text = re.sub(r"\b%s\b" % name, "NULL", re.sub(r"(?m)^#define %s NULL\n" % name, "", text))
+            text = re.sub(r"%s\b" % name, "NULL", text.replace("#define %s NULL\n" % name, ""))
     # The tables of absent rooms.
     constants = {name: "0" for name in re.findall(r"(?m)^ABSENT_TABLE\(.*?(\w+)\(void\)\)$", text)}
-    ends, never, zeros = set(), set(), {}
+    ends, never, zero = set(), set(), {}
     while True:
         room, stuck = Here((), constants, ends, never), set()
         out, at, mask, faults = [], 0, masked(text), []
@@ -618,7 +650,7 @@ def without(text, members):
         for match in re.finditer(r"(?m)^(?![#}\s/])[^;{}=]*\)[ \n]*\{", mask):
             begin, end = match.end() - 1, close(mask, match.end() - 1)
             own = match.group().split("(")[0].split()[-1].lstrip("*")
-            paths = absent.paths(mask[match.start():end]) + zeros.get(own, [])
+            paths = absent.paths(mask[match.start():end]) + zero.get(own, [])
             if begin < at or not paths and not room.any.search(mask[begin:end]):
                 continue
             out.append(text[at:begin + 1])
@@ -632,13 +664,11 @@ def without(text, members):
                 faults.append("%s: %s" % (own, error))
                 out.append(text[begin + 1:end - 1])
         text = "".join(out) + text[at:]
-        zero = zero_arguments(masked(text), always)
-        if text == before and stuck <= never and zero == zeros:
+        zero, former = zero_arguments(masked(text), always), zero
+        if text == before and stuck <= never and zero == former:
             break
-        never, zeros, again = never | stuck, zero, zero != zeros
-        constants, ends = {}, set()
-        bodies = {name: masked(text[begin:end]) for name, begin, end in functions(masked(text))[0]}
-        was = {name: masked(before[begin:end]) for name, begin, end in functions(masked(before))[0]}
+        never, constants, ends = never | stuck, {}, set()
+        was, bodies = ({name: whole[begin:end] for name, begin, end in functions(whole)[0]} for whole in (mask, masked(text)))
         for name, body in bodies.items():
             inner = body[body.index("{") + 1:-1].strip()
             fixed = re.fullmatch(r"return (0|[A-Z][A-Z_0-9]+);", inner)
@@ -646,14 +676,11 @@ def without(text, members):
                 constants[name] = fixed.group(1)
             if not inner and was.get(name) != body:
                 ends.add(name)
-        if not constants and not ends and not stuck and not faults and not again:
+        if not constants and not ends and not stuck and not faults and zero == former:
             break
     problems += faults
     text = drop_types(text)
-    gone = uncalled(text)
-    while gone:
-        text = drop_functions(text, gone)
-        gone = uncalled(text)
+    text = drop_functions(text, uncalled(text))
     return re.sub(r"\n{3,}", "\n\n", text), problems
 
 
@@ -666,12 +693,10 @@ def stated_once(text):
     body = {}
     for name, begin, _ in defined:
         body[name] = None if name in body else begin
-    heads = {mask.index(name + "(", begin) for name, begin, _ in defined + prototypes}
-    early = set(re.findall(r"^ABSENT_\w+\(.*?\b(mlfab_\w+)[,(]", text, re.M))
-    for use in re.finditer(r"\b[a-z]\w+\b", mask):
-        name = use.group()
-        if name in body and body[name] is not None and use.start() not in heads and use.start() < body[name]:
-            early.add(name)
+    early, ahead = set(re.findall(r"^ABSENT_\w+\(.*?\b(mlfab_\w+)[,(]", text, re.M)), set(body)
+    for name, begin, _, piece in heads(mask):
+        early |= ahead.intersection(WORD.findall(piece))
+        ahead -= {name} if body.get(name) == begin else set()
     groups = []
     for name, begin, end in sorted(prototypes, key=lambda row: row[1]):
         line = text[end:text.index("\n", end)]
@@ -683,17 +708,17 @@ def stated_once(text):
     edits = []  # (position, end, new text)
     for group in groups:
         begin = group[0][1]
-        comment = re.search(r"(?:\A|(?<=\n))/\*(?! ====| ---)(?:(?!\*/).)*\*/\n\Z", text[max(0, begin - 4000):begin], re.S)
+        start = comment(text, begin)
+        start = begin if re.match(r"/\* (?:====|---)", text[start:start + 9]) else start
         if all(free for _, _, _, free in group):
-            start = begin - len(comment.group()) if comment else begin
             edits.append((start, group[-1][2] + 1, ""))
-            if comment:
-                to = min(body[name] for name, _, _, _ in group)
-                edits.append((to, to, comment.group()))
-        elif not comment:
+            if start < begin:
+                to = comment(text, min(body[name] for name, _, _, _ in group))
+                edits.append((to, to, text[start:begin]))
+        elif start == begin:
             edits += [(b, e + 1, "") for _, b, e, free in group if free]
-    for begin, end, new in sorted(edits, reverse=True):
-        if new and (own := re.search(r"(?<=\n)/\*(?:(?!\*/).)*\*/\n\Z", text[max(0, begin - 4000):begin], re.S)):
-            begin = end = begin - len(own.group())
-        text = text[:begin] + new + text[end:]
-    return re.sub(r"\n{3,}", "\n\n", text)
+    out, at = [], 0
+    for begin, end, new in sorted(edits):
+        out += [text[at:begin], new]
+        at = end
+    return re.sub(r"\n{3,}", "\n\n", "".join(out) + text[at:])
