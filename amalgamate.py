@@ -16,6 +16,7 @@ The script fails when the list and the folders differ. It counts includes and ca
 and circles of files, and fails when their number differs from BREACHES.
 The output consists of the files' own text, with each local header where it is first used.
 """
+import functools
 import os
 import re
 import sys
@@ -199,6 +200,7 @@ def problem(text):
     problems.append(text)
 
 
+@functools.cache
 def read(path):
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:
         return file.read()
@@ -396,6 +398,12 @@ def wrap(text, between):
     return [line.replace("\0", " ") for line in lines]
 
 
+@functools.cache
+def declared(path, pattern):
+    """What of a file matches a pattern of functions."""
+    return pattern.findall(read(path))
+
+
 def stub(name, arguments, text):
     """The line of a function of a part that was left out."""
     arguments = re.sub(r"\s+", " ", arguments)
@@ -436,10 +444,10 @@ def stubs(parts, profile):
         for part in absent:
             for pattern in (PUBLIC, BEGINS):
                 functions += [stub(function, arguments, "NO_" + name)
-                              for _, function, arguments in pattern.findall(read(part.path))]
+                              for _, function, arguments in declared(part.path, pattern)]
             for pattern, prefix in ((TABLE, "MLFAB_API"), (HOOKS, "MLFAB__INTERNAL")):
                 functions += ["ABSENT_TABLE(%s %s)" % (prefix, function)
-                              for function in sorted(set(pattern.findall(read(part.path))))]
+                              for function in sorted(set(declared(part.path, pattern)))]
         if functions:
             lines = [line for function in functions for line in wrap(function, ", ")]
             if any("NO_" + name in function for function in functions) and name not in named:
@@ -632,7 +640,7 @@ def join(parts, title, main_header, profile=None):
     text = once(opening + text)
     if profile:
         rows = [(struct, member) for switches, struct, members in MEMBERS for member in members.split()
-                if not set(switches.split()) & set(PROFILES[profile]) and re.search(r"struct %s \{" % struct, text)]
+                if not set(switches.split()) & set(PROFILES[profile]) and "struct %s {" % struct in text]
         text, wrong = shortener().without(text, rows)
         reductions[profile] = ["the profile %s: %s" % (profile, line) for line in wrong]
     return text if main_header == "mlfab_sim.h" else shortener().stated_once(text)

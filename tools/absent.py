@@ -10,16 +10,14 @@ import re
 
 SPACE = re.compile(r"(?:\s|/\*.*?\*/)*", re.S)
 HIDDEN = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.S)
-WORD = re.compile(r"\w+")
+WORD, LINE = re.compile(r"\w+"), re.compile(".+")
 WIDTH = 100
 
 
 @functools.cache
 def masked(text):
     """The text with its comments blank and its literals filled: of the same length."""
-    if '"' not in text and "'" not in text and "/*" not in text:
-        return text
-    return HIDDEN.sub(lambda m: "\n".join(len(line) * (" " if m.group()[0] == "/" else '"') for line in m.group().split("\n")), text)
+    return HIDDEN.sub(lambda m: '"' * len(m.group()) if m.group()[0] != "/" else LINE.sub(lambda line: " " * len(line.group()), m.group()), text)
 
 
 def close(mask, at):
@@ -526,16 +524,16 @@ def uncalled(text):
     """The names of functions that stand nowhere but in their own text, prototypes, and each other, and that no macro can make."""
     mask = masked(text)
     made = tuple(set(re.findall(r"\b(\w+_)##", mask)) - {"mlfab__", "mlfab_"})
-    count, own, gone = collections.Counter(WORD.findall(mask)), collections.defaultdict(collections.Counter), set()
+    count, own, gone = collections.Counter(WORD.findall(mask)), collections.Counter(), set()
     for name, begin, end in sum(functions(mask), []):
-        own[name].update(WORD.findall(mask, begin, end))
+        own[name] += 1 if mask.count(name, begin, end) == 1 else WORD.findall(mask, begin, end).count(name)
     while True:
-        found = {name for name in own.keys() - gone if count[name] == own[name][name] and not name.startswith(made)}
+        found = {name for name in own.keys() - gone if count[name] == own[name] and not name.startswith(made)}
         if not found:
             return gone
         gone |= found
-        for name in found:
-            count.subtract(own[name])
+        for name, begin, end in sum(functions(mask), []):
+            count.subtract(WORD.findall(mask, begin, end) if name in found else ())
 
 
 def drop_functions(text, names):
@@ -555,12 +553,12 @@ class Members:
         mask = masked(text)
         bodies = {name: body for name, body in re.findall(r"(?m)^(?:typedef )?struct (\w+) \{(.*?)\n\}", mask, re.S)}
         tags = dict(re.findall(r"typedef struct (\w+) (\w+);", mask))
-        self.kinds = {struct: [re.compile(pattern % "|".join({struct, "struct " + struct, tags.get(struct, struct)})) for pattern in (
+        self.kinds = {struct: [re.compile(pattern % "|".join({struct, tags.get(struct, struct)})) for pattern in (
             r"(?<!\w)(?:%s)(?: const)? \*{0,2}(\w+)(?=[;,)\[= ])", r"(?<!\w)(?:%s) [^;(){}]*?, \*(\w+)(?= = |;)")] for struct, _ in rows}
         self.rows = {struct: sorted(member for other, member in rows if other == struct) for struct, _ in rows}
         everywhere = "\n".join(bodies.values())
         self.inner = {struct: self.names(struct, everywhere) for struct in self.rows}
-        self.any = re.compile(r"(?:->|\.)(%s)\b" % "|".join(sorted({member for _, member in rows})))
+        self.used = re.compile(r"\b(\w+)(?=(?:\[[^][]*\])?(?:->|\.)(%s)\b)" % "|".join(sorted({member for _, member in rows})))
 
     def names(self, struct, mask):
         """Of variables, or members, of this struct."""
@@ -570,12 +568,12 @@ class Members:
     @functools.cache
     def paths(self, mask):
         """How this function names absent members: regular expressions."""
-        found, ways = set(self.any.findall(mask)), []
+        used, ways = set(self.used.findall(mask)), []
         for struct, members in self.rows.items():
-            here = found.intersection(members)
+            here = [use for use in used if use[1] in members]
             names = here and self.inner[struct] | self.names(struct, mask)
-            ways += [r"(?:%s)(?:\[[^][]*\])?(?:->|\.)(?:%s)" % ("|".join(sorted(names)), "|".join(sorted(here)))] * bool(names)
-        return [way for way in ways if re.search(r"(?<!\w)%s(?!\w)" % way, mask)]
+            ways += [r"%s(?:\[[^][]*\])?(?:->|\.)%s" % use for use in sorted(here) if use[0] in names]
+        return ways
 
 
 @functools.cache
@@ -647,7 +645,7 @@ def without(text, members):
         room, stuck = Here((), constants, ends, never), set()
         out, at, mask, faults = [], 0, masked(text), []
         before = text
-        for match in re.finditer(r"(?m)^(?![#}\s/])[^;{}=]*\)[ \n]*\{", mask):
+        for match in re.finditer(r"\n(?![#}\s/])[^;{}=]*\)[ \n]*\{", mask):
             begin, end = match.end() - 1, close(mask, match.end() - 1)
             own = match.group().split("(")[0].split()[-1].lstrip("*")
             paths = absent.paths(mask[match.start():end]) + zero.get(own, [])
