@@ -79,15 +79,26 @@ def reduced(body):
     return text, found.group(1) if found else "", problems
 
 
-def result(text, folder):
-    """The results of g for some arguments, as text."""
-    path = os.path.join(folder, "f")
-    with open(path + ".c", "w", encoding="utf-8") as file:
-        file.write("#include <stddef.h>\n#include <stdio.h>\n%s\nint main(void) {\n  for (int x = -1; x < 6; x++) {\n"
-                   "    mlfab__box b = {.size = x %% 3};\n    int y = g(&b, x);\n"
-                   "    printf(\"%%d %%d %%d\\n\", y, b.size, turns);\n  }\n  return 0;\n}\n" % text)
-    subprocess.run([os.environ.get("CC", "cc").split()[-1], "-Wno-unused", "-o", path, path + ".c"], check=True)
-    return subprocess.run([path], check=True, capture_output=True, text=True, timeout=60).stdout
+RUN = """
+#define RUN(n) \\
+  for (int x = -1; x < 6; x++) { \\
+    mlfab__box_##n b = {.size = x % 3}; \\
+    int y = g_##n(&b, x); \\
+    printf("%d %d %d%c", y, b.size, turns_##n, x == 5 ? '\\n' : ' '); \\
+  }
+"""
+
+
+def results(texts):
+    """The results of g of each text for some arguments: a line of each. One program has all of them, with names of their own."""
+    own = [re.sub(r"\b(f|g|turns?|mlfab__\w+)\b", r"\1_%d" % n, text) for n, text in enumerate(texts)]
+    runs = "".join("  RUN(%d)\n" % n for n in range(len(texts)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "f")
+        with open(path + ".c", "w", encoding="utf-8") as file:
+            file.write("#include <stddef.h>\n#include <stdio.h>\n%s%sint main(void) {\n%s  return 0;\n}\n" % ("\n".join(own), RUN, runs))
+        subprocess.run([os.environ.get("CC", "cc").split()[-1], "-Wno-unused", "-o", path, path + ".c"], check=True)
+        return subprocess.run([path], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
 
 
 def test_what_is_left(body, left):
@@ -102,12 +113,13 @@ test_what_is_left.arguments = BODIES
 
 def test_same_results():
     """A reduced function gives the results of the whole function if the members are 0."""
-    with tempfile.TemporaryDirectory() as folder:
-        for body, _ in BODIES:
-            if "x = b->lid->turn" in body or "return b->lid->turn(x); return" in body:
-                continue  # with x = 1 the whole function crashes
-            whole = STRUCTS + "static int f(mlfab__box *b, int x) {\n  %s\n}\nint g(mlfab__box *b, int x) { return f(b, x) + turn(1); }\n" % body
-            expect(result(reduced(body)[0], folder) == result(whole, folder), "`%s` gives the same" % body)
+    # With x = 1 the whole function of the others crashes.
+    bodies = [body for body, _ in BODIES if "x = b->lid->turn" not in body and "return b->lid->turn(x); return" not in body]
+    whole = [STRUCTS + "static int f(mlfab__box *b, int x) {\n  %s\n}\nint g(mlfab__box *b, int x) { return f(b, x) + turn(1); }\n" % body for body in bodies]
+    lines = results(whole + [reduced(body)[0] for body in bodies])
+    expect(len(lines) == 2 * len(bodies), "a line for each", lines)
+    for body, one, other in zip(bodies, lines, lines[len(bodies):]):
+        expect(one == other and len(one.split()) == 21, "`%s` gives the same" % body, (one, other))
 
 
 def test_refused(body, why):
