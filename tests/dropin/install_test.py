@@ -4,6 +4,8 @@
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
 CMake in its three ways, with which optimization; which MPI libraries make finds; and the words and numbers
 that it and the tests refuse. Everything happens in temporary folders, and nothing needs a network."""
+import atexit
+import functools
 import json
 import os
 import re
@@ -51,6 +53,15 @@ def make(*arguments):
     return do("make", "-C", ROOT, "--no-print-directory", "BUILD=" + BUILD, *arguments)
 
 
+@functools.cache
+def installed():
+    """The prefix of an install, which several cases use and none changes: test_make_install_and_uninstall judges what is in it."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    make("install", "PREFIX=" + folder)
+    return folder
+
+
 def test_make_install_and_uninstall():
     with tempfile.TemporaryDirectory() as folder:
         make("install", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
@@ -83,8 +94,7 @@ def test_make_install_and_uninstall():
 def test_pkg_config():
     need("pkg-config")
     with tempfile.TemporaryDirectory() as folder:
-        make("install", "PREFIX=" + folder)
-        env = {"PKG_CONFIG_PATH": folder + "/lib/pkgconfig", "LD_LIBRARY_PATH": folder + "/lib"}
+        env = {"PKG_CONFIG_PATH": installed() + "/lib/pkgconfig", "LD_LIBRARY_PATH": installed() + "/lib"}
         source = ROOT + "/tests/dropin/trainer.c"
         flags = do("pkg-config", "--cflags", "--libs", "mlfab", env=env).out.split()
         do("cc", "-o", folder + "/shared", source, *flags)
@@ -104,8 +114,7 @@ def test_pkg_config_of_the_extras():
     calls = {"tls": "return !mlfab_transport_tls()", "curl": "mlfab_curl_push *p = 0; mlfab_curl_push_stop(&p)",
              "store": "mlfab_store *s = 0; mlfab_store_close(&s)"}
     with tempfile.TemporaryDirectory() as folder:
-        make("install", "PREFIX=" + folder)
-        env = {"PKG_CONFIG_PATH": folder + "/lib/pkgconfig", "LD_LIBRARY_PATH": folder + "/lib"}
+        env = {"PKG_CONFIG_PATH": installed() + "/lib/pkgconfig", "LD_LIBRARY_PATH": installed() + "/lib"}
         for name in built:
             source = "%s/%s.c" % (folder, name)
             with open(source, "w", encoding="ascii") as file:
@@ -168,8 +177,7 @@ def test_cmake_FetchContent():
 def test_cmake_find_package_after_make_install():
     need("cmake")
     with tempfile.TemporaryDirectory() as folder:
-        make("install", "PREFIX=" + folder + "/prefix")
-        where = "-DCMAKE_PREFIX_PATH=" + folder + "/prefix"
+        where = "-DCMAKE_PREFIX_PATH=" + installed()
         text = "find_package(mlfab 0.1 REQUIRED)"
         expect(not build_and_run(folder + "/a", text, where), "static by default")
         expect(build_and_run(folder + "/b", text, where, "-DBUILD_SHARED_LIBS=ON"), "shared if asked")
@@ -193,7 +201,7 @@ def test_cmake_find_package_after_cmake_install():
                       "get_target_property(run mlfab::mlfab-run LOCATION)\nexecute_process(COMMAND ${run} --version RESULT_VARIABLE code)\n"
                       'if(NOT code STREQUAL "0")\n  message(FATAL_ERROR "mlfab-run")\nendif()', "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
         do("cmake", "-S", ROOT, "-B", folder + "/s", "-DCMAKE_BUILD_TYPE=Debug", "-DBUILD_SHARED_LIBS=ON",
-           "-DCMAKE_INSTALL_PREFIX=" + folder + "/shared")
+           "-DCMAKE_INSTALL_PREFIX=" + folder + "/shared", launcher(folder))
         do("cmake", "--build", folder + "/s", timeout=600)
         for component in ("tools", "runtime"):
             do("cmake", "-DCOMPONENT=" + component, "-P", folder + "/s/cmake_install.cmake")
@@ -205,7 +213,7 @@ def test_cmake_components():
     need("cmake")
     built = [name for name in ("tls", "curl", "store") if os.path.exists(os.path.join(BUILD, "libmlfab_%s.a" % name))]
     with tempfile.TemporaryDirectory() as folder:
-        make("install", "PREFIX=" + folder + "/prefix")
+        shutil.copytree(installed(), folder + "/prefix", symlinks=True)  # it is found wherever it is
         where = "-DCMAKE_PREFIX_PATH=" + folder + "/prefix"
         build_and_run(folder + "/all", "find_package(mlfab REQUIRED COMPONENTS tools %s)\nlink_libraries(%s)" % (
             " ".join(built), " ".join("mlfab::" + name for name in built)), where)
@@ -237,12 +245,10 @@ def test_cmake_optimizes():
 def test_cmake_refuses_another_version():
     need("cmake")
     with tempfile.TemporaryDirectory() as folder:
-        make("install", "PREFIX=" + folder + "/prefix")
         os.makedirs(folder + "/a")
         with open(folder + "/a/CMakeLists.txt", "w", encoding="ascii") as file:
             file.write(PROJECT % ("find_package(mlfab 99.0 REQUIRED)", ROOT))
-        result = run("cmake", "-S", folder + "/a", "-B", folder + "/a/build",
-                     "-DCMAKE_PREFIX_PATH=" + folder + "/prefix", env=environment())
+        result = run("cmake", "-S", folder + "/a", "-B", folder + "/a/build", "-DCMAKE_PREFIX_PATH=" + installed(), env=environment())
         expect(result.code != 0 and "99.0" in result.err, "refused, with the version", result)
 
 
