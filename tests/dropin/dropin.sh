@@ -116,7 +116,7 @@ names_the_switch() {
   "$run" -n 2 -s 1 --tcp --timeout 60 ./without >without.txt 2>&1 && return 1
   grep -q "MLFAB_WITH_TCP=0" without.txt
 }
-check "builds without TCP" cc -DMLFAB_WITH_TCP=0 -o without mlfab.c trainer.c -lpthread -lm
+check "builds without TCP" "$(command -v clang || echo cc)" -DMLFAB_WITH_TCP=0 -o without mlfab.c trainer.c -lpthread -lm
 check "runs over shared memory alone" "$run" -n 2 -s 1 --shm --timeout 60 ./without
 check "says what was left out" names_the_switch
 
