@@ -31,7 +31,7 @@ def close(mask, at):
 
 
 def comment(text, at):
-    """Where the comment begins that stands in lines of its own before this position; the position if there is none."""
+    """The begin of the comment in lines of its own before this position; the position itself if there is none."""
     begin = text.rfind("/*", 0, at)
     own = begin >= 0 and text[begin:at].find("*/") == at - begin - 3 and text[at - 1] == "\n" and text[begin - 1:begin] in ("", "\n")
     return begin if own else at

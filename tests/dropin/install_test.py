@@ -55,7 +55,7 @@ def make(*arguments):
 
 @functools.cache
 def installed():
-    """The prefix of an install, which several cases use and none changes: test_make_install_and_uninstall judges what is in it."""
+    """The prefix of one installation for several cases, which do not change it. test_make_install_and_uninstall checks its files."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     make("install", "PREFIX=" + folder)

@@ -109,7 +109,7 @@ def test_the_server_dies_before_all_have_joined():
 
 
 def test_the_run_ends_before_a_copy_is_back():
-    """The next process finds nobody to join. It is not waited for, and it is no failure. On a busy machine the worker may end
+    """The next process finds nobody to join. Nobody waits for it, and the run ends well. On a busy machine the worker may end
     before the kill: then there are more steps."""
     expect(any(dies_before_the_end(steps) for steps in (50, 200, 800)), "the server is killed while the worker trains")
 

@@ -15,7 +15,7 @@ sys.path.insert(0, ROOT)
 import amalgamate  # noqa: E402
 
 # The most functions and members without a use. The whole has none. A number of a profile only falls.
-CEILINGS = {"": (0, 0), "core": (11, 59), "coll": (41, 68), "minimal": (1, 71)}
+CEILINGS = {"": (0, 0), "core": (11, 59), "coll": (40, 68), "minimal": (1, 71)}
 # These have a use outside mlfab.c, or none by intention.
 FUNCTIONS = set(re.findall(r"mlfab__\w+", amalgamate.STUBS))  # lines of absent parts call them
 for program in ["transports/sim.c", "tools/mlfab-plan.c", "tools/replicate.c"]:  # the simulator, and a tool that links the parts

@@ -22,7 +22,7 @@
 #endif
 
 enum { RANKS = 64, NODES = 66, DEPTH = 16, BUFS = 5, FAILURES = 64, CACHE = 64, MODEL = 500 };
-/* What a rank brings repeats after so many elements, a prime number: blocks and frames begin at other values. */
+/* The elements of a rank repeat after so many, a prime number: blocks and frames begin at other values. */
 enum { PERIOD = 1021 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
@@ -76,7 +76,7 @@ typedef struct rank {
   uint64_t last; /* calls that it had made when it finished */
 } rank;
 
-/* What the elements of a period must be: numbers with how far off they may be, or bytes. */
+/* The right elements of a period: numbers with the error that is allowed, or bytes. */
 typedef struct literal {
   uint64_t number, members;
   double *values, *slack;

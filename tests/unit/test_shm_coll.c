@@ -284,7 +284,7 @@ static void fill(const struct member *m, const struct trial *t, const mlfab_vec 
   }
 }
 
-/* What the member's buffers must contain afterwards, one after the other. */
+/* The right contents of the member's buffers, one after the other. */
 static const uint8_t *whole_result(const struct member *m, const struct trial *t) {
   static uint8_t result[MOST * sizeof(union element)];
   for (uint64_t i = 0; i < t->count; i++) {
