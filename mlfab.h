@@ -1205,9 +1205,9 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 
 /* Changes the delay bound and the planning options at run time, from any worker. The last change wins. Returns when it
- * is sent. A copy of server 0 that takes over keeps it, but may lack a change of server 0's last moments. Errors:
- * ARGUMENT (delay_bound 0), STATE (no scheduler), UNSUPPORTED (with rounds), AGAIN or PEER_DEAD (no link to server 0).
- */
+ * is sent. Rounds drop nothing: a bound has no effect while mlfab_set_sync has chosen them. A copy of server 0 that takes
+ * over keeps the change, but may lack one of server 0's last moments. Errors: ARGUMENT (delay_bound 0), STATE (no
+ * scheduler), UNSUPPORTED (a bound, if mlfab_model_start chose rounds), AGAIN or PEER_DEAD (no link to server 0). */
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* Overrides the measured capacity of this node's network links: bytes per second in and out, for the scheduler. From

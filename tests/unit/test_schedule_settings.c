@@ -88,6 +88,27 @@ TEST(test_server_0_counts) {
   }
 }
 
+/* Rounds drop nothing, whatever the bound. It counts when they have ended. */
+TEST(test_bound_beside_rounds) {
+  static world w;
+  mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_BSP};
+  mlfab_schedule schedule;
+  mlfab_schedule_init(&schedule);
+  schedule.delay_bound = 1;
+  world_init(&w, 1, 1, 1);
+  w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  world_open(&w, 3);
+  OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, FLOATS));
+  OK(w.node[0], mlfab_model_start(w.node[0], NULL, NULL, 0));
+  OK(w.node[0], mlfab_set_sync(w.node[0], &sync, MLFAB_ALL, 1000 * WORLD_MS));
+  OK(w.node[0], mlfab_set_schedule(w.node[0], &schedule));
+  for (int i = 0; i < 3; i++) OK(w.node[0], fabric_push(&w, 0, NULL));
+  sync.kind = MLFAB_SYNC_ASYNC;
+  OK(w.node[0], mlfab_set_sync(w.node[0], &sync, MLFAB_ALL, 1000 * WORLD_MS));
+  assert_int_equal(fabric_push(&w, 0, NULL), MLFAB_ERR_DROPPED);
+  world_close(&w);
+}
+
 /* Without a link to server 0 nothing changes, and the caller gets an error. */
 TEST(test_not_sent) {
   static world w;
