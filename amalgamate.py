@@ -200,7 +200,7 @@ def problem(text):
     problems.append(text)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def read(path):
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:
         return file.read()
@@ -398,7 +398,7 @@ def wrap(text, between):
     return [line.replace("\0", " ") for line in lines]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def declared(path, pattern):
     """What of a file matches a pattern of functions."""
     return pattern.findall(read(path))

@@ -14,7 +14,7 @@ WORD, LINE = re.compile(r"\w+"), re.compile(".+")
 WIDTH = 100
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def masked(text):
     """The text with its comments blank and its literals filled: of the same length."""
     return HIDDEN.sub(lambda m: '"' * len(m.group()) if m.group()[0] != "/" else LINE.sub(lambda line: " " * len(line.group()), m.group()), text)
@@ -500,7 +500,7 @@ def drop_types(text):
 HEAD = re.compile(r"(?m)^(?:MLFAB__INTERNAL|static)[^;{}()=]*?\b(\w+)\([^;{}]*\)\s*([;{])")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def functions(mask):
     """The functions of the text: rows (name, begin, end), first definitions, then prototypes."""
     rows = [[], []]
@@ -521,7 +521,7 @@ def heads(mask):
 
 
 def uncalled(text):
-    """The names of functions that stand nowhere but in their own text, prototypes, and each other, and that no macro can make."""
+    """The names of functions that stand nowhere but in their own text, prototypes, and functions that were found so, and that no macro can make."""
     mask = masked(text)
     made = tuple(set(re.findall(r"\b(\w+_)##", mask)) - {"mlfab__", "mlfab_"})
     count, own, gone = collections.Counter(WORD.findall(mask)), collections.Counter(), set()
@@ -565,7 +565,7 @@ class Members:
         one, more = self.kinds[struct]
         return set(one.findall(mask)) | set(more.findall(mask)) - {"const"}
 
-    @functools.cache
+    @functools.lru_cache(maxsize=None)
     def paths(self, mask):
         """How this function names absent members: regular expressions."""
         used, ways = set(self.used.findall(mask)), []
@@ -576,7 +576,7 @@ class Members:
         return ways
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def zeros(mask):
     """What names in a piece of the text are followed by: {name: the indexes of its arguments that are 0 in all calls}; none if it is not called."""
     found = dict.fromkeys(re.findall(r"\b[a-z]\w+\b(?!\()", mask), set())
@@ -637,7 +637,7 @@ def without(text, members):
     always = zero_arguments(masked(text))
     for name in set(re.findall(r"(?m)^#define (\w+) NULL$", text)):
         if len(re.findall(r"#define %s\b" % name, text)) == 1:
-            text = re.sub(r"%s\b" % name, "NULL", text.replace("#define %s NULL\n" % name, ""))
+            text = re.sub(r"\b%s\b" % name, "NULL", text.replace("#define %s NULL\n" % name, ""))
     # The tables of absent rooms.
     constants = {name: "0" for name in re.findall(r"(?m)^ABSENT_TABLE\(.*?(\w+)\(void\)\)$", text)}
     ends, never, zero = set(), set(), {}
