@@ -118,7 +118,7 @@ demo: ##: trains a real network with 4 workers and a server, over TCP and shared
 	+@$(SUBMAKE) $(BUILD)/mlfab-run $(BUILD)/examples/mnist $(BUILD)/examples/12_server_dies
 	$(PYTHON) tools/demo.py
 	@echo; echo 'A server with a replica is killed (examples/12_server_dies.c):'
-	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server $(BUILD)/examples/12_server_dies $(BUILD)/examples/12_server_dies
+	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=200 --server $(BUILD)/examples/12_server_dies $(BUILD)/examples/12_server_dies
 
 # ---- tests: one program a file, in a table
 # $(call programs,sources,archives and objects,libraries,words of found.sh that it needs,C or CXX)

@@ -4,7 +4,7 @@
  *         answered DURABLE), and how the next process becomes the other copy. The loss curve stands beside the one that
  *         the same training has when nothing dies.
  * Build:  cc -O2 -o 12_server_dies 12_server_dies.c mlfab.o -lpthread -lm
- * Run:    build/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server build/examples/12_server_dies \
+ * Run:    build/mlfab-run -n 3 --replicas --set heartbeat_ms=200 --server build/examples/12_server_dies \
  *             build/examples/12_server_dies
  *         The next line, too, lets updates count before the replica has them. A few may be lost, and the curves differ:
  *         ... --set ack=applied --set div_max=inf ...
