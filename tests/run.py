@@ -85,7 +85,7 @@ def execute(test):
     # Simulations free and take the same memory thousands of times: glibc would give it back to the system each time, and
     # AddressSanitizer would keep 256 MB of it from use.
     environment = dict({"MALLOC_TRIM_THRESHOLD_": "100000000", "MALLOC_MMAP_THRESHOLD_": "30000000",
-                        "MALLOC_TOP_PAD_": "1000000", "ASAN_OPTIONS": "quarantine_size_mb=16"}, **os.environ)
+                        "MALLOC_TOP_PAD_": "1000000", "ASAN_OPTIONS": "quarantine_size_mb=64"}, **os.environ)
     environment.update(CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONUNBUFFERED="1")
     began = time.monotonic()
     process = subprocess.Popen(test.command, shell=isinstance(test.command, str), env=environment,
@@ -249,6 +249,11 @@ def main():
         print("\nSkipped:")
         for name, what, reason in skips:
             print("  %s: %s" % (name if what == name else name + ", " + what, reason))
+    again = [(t.name, line[2:]) for t in tests for line in t.output.splitlines() if re.match(r"# \w+: not within ", line)]
+    if again:
+        print("\nNeeded a second try:")
+        for name, line in again:
+            print("  %s: %s" % (name, line[:200]))
     failures = [(t.name, line, t.why.get(line, [])) for t in tests for line in t.failed]
     if failures:
         print("\nFailed:")

@@ -126,6 +126,7 @@ def dies_before_the_end(steps):
             send(there[SERVER], signal.SIGKILL)
         job.until_end()
         if "starting server 0 again" not in job.lines():
+            tell("test_the_run_ends_before_a_copy_is_back: not within %d steps" % steps)
             return False
         expect("it serves" in job.lines(), "it ends with its worker", job.told())
         expect(job.lines().count("starting server 0 again") == 1, "the copy is started once", job.told())

@@ -24,7 +24,7 @@ import urllib.parse
 from decimal import Decimal
 
 from curl_test import Server, free_port, get
-from process import (BUILD, PATIENCE, RUN, Skip, cases, clean_environment, expect, finish, helper, launch, main, run, start,
+from process import (BUILD, PATIENCE, RUN, Skip, cases, clean_environment, expect, finish, helper, launch, main, run, start, tell,
                      wait_until)
 
 TOP = os.path.join(BUILD, "mlfab-top")
@@ -246,7 +246,10 @@ def read_while_written(steps):
         result = finish(process)
         expect(result.code == 0, "it ends well", result)
         expect(not glob.glob(folder("*.part")), "nothing is left beside them")
-        return reads > 20 and len(written) > 5
+        enough = reads > 20 and len(written) > 5
+        if not enough:
+            tell("test_metrics_are_whole_at_any_time: not within %d steps" % steps)
+        return enough
 
 
 def needed(program):
