@@ -261,17 +261,18 @@ class Mix:
         if not self.replicas:
             return
         m = self.dice.choice(self.living("server", "replica", "scheduler"))
-        votes = self.votes()
+        votes = self.votes(m)
         self.kill(m)
         self.add(*m.name)
         self.goes_on("a kill of %s" % m.name[0])
-        self.until(lambda: self.votes() > votes, "%s votes again" % m.name[0])
+        self.until(lambda: self.votes(m) > votes, "%s votes again" % m.name[0])
         self.goes_on("its return")
 
-    def votes(self):
-        """How often a process has begun to vote, as the logs tell."""
-        logs = (os.path.join(self.folder.name, name) for name in os.listdir(self.folder.name) if name.startswith("log."))
-        return sum(open(log, encoding="utf-8").read().count("it votes from now on") for log in logs)
+    def votes(self, m):
+        """How often this process has begun to vote, as its log tells."""
+        name = "log.scheduler" if m.name[0] == "scheduler" else "log.%s-%d" % m.name
+        with open(os.path.join(self.folder.name, name), encoding="utf-8") as log:
+            return log.read().count("it votes from now on")
 
     def fill_disk(self):
         (self.disk[2] if self.full else self.disk[1])(self)
