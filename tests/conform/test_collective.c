@@ -323,7 +323,7 @@ static int one_by_one(rank_state *s) {
     /* Mostly all ranks alike: where one does not block, the others cannot use their shared memory. */
     int block = draw(k / 8, 60, 3) ? 1 : draw(k, 60 + s->rank, 2) == 0;
     r.c = draw_call(k, s->ranks);
-    r.data = s->memory + ROOM * draw(k, 13, 2) + 8 * draw(k, 14, 9);
+    r.data = s->memory + ROOM * (AT_ONCE - 1) * draw(k, 13, 2) + 8 * draw(k, 14, 9);
     int code = carry_out(&r, s, block);
     if (!code && r.request) code = mlfab_wait(s->ctx, r.request, 0, NULL);
     if (code) return said(s, &r.c, code, __LINE__);
@@ -450,8 +450,9 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
   uint8_t *own = malloc(AT_ONCE * ROOM);
   if (!own || mlfab_alloc(s.ctx, AT_ONCE * ROOM, &shared)) return __LINE__;
   if ((uintptr_t)shared % 64) return __LINE__;
-  for (uint64_t i = 0; i < 2 * ROOM / 8; i++) { /* the part of single calls */
-    if (((uint64_t *)shared)[i]) return __LINE__;
+  for (uint64_t i = 0; i < ROOM / 8; i++) { /* the areas of single calls */
+    if (((uint64_t *)shared)[i] || ((uint64_t *)shared)[(AT_ONCE - 1) * ROOM / 8 + i])
+      return __LINE__;
   }
   s.line = count_frames(&s, t);
   if (s.line) return s.line;
