@@ -37,7 +37,7 @@ dropin=$root/tests/dropin
 # clang warns of functions that nobody uses, also without making anything.
 clang=$(command -v clang)
 syntax="${clang:-${CC:-cc}} $warnings -fsyntax-only"
-# object NAME OBJECT OPTION... FILE: clang makes an object in a third of gcc's time; both judge the text.
+# object NAME OBJECT OPTION... FILE: clang makes an object in a third of gcc's time; the other compiler parses the text.
 object() {
   what=$1 made=$2
   shift 2

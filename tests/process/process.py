@@ -94,9 +94,9 @@ def address(transport):
 # ---- processes
 
 def clean_environment(**more):
-    """This environment without the variables that change a rank's place, colour or transport."""
+    """This environment without the variables that change a rank's place, colour, transport or heap (run.py)."""
     environment = {k: v for k, v in os.environ.items()
-                   if not k.startswith(("MLFAB_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_"))
+                   if not k.startswith(("MLFAB_", "MALLOC_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_"))
                    and k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
                                 "MPI_LOCALNRANKS", "JOB_COMPLETION_INDEX",
                                 "NO_COLOR")}
