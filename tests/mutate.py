@@ -271,7 +271,7 @@ class Variant:
         fail again, unless it hangs, so that a flaky one does not count."""
         for test in tests:
             program, takes = self.link(test, texts, made), seconds.get(test, 30)
-            limits = 60 + 20 * takes, int(4 + 4 * takes) if twice else None
+            limits = 30 + 6 * takes, int(4 + 4 * takes) if twice else None
             how = MINE.fails(program, *limits)
             if how == "" and twice:
                 how = MINE.fails(program, *limits)
