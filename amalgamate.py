@@ -400,7 +400,7 @@ def wrap(text, between):
 
 @functools.lru_cache(maxsize=None)
 def declared(path, pattern):
-    """What of a file matches a pattern of functions."""
+    """The functions of a file that match a pattern."""
     return pattern.findall(read(path))
 
 

@@ -578,7 +578,7 @@ class Members:
 
 @functools.lru_cache(maxsize=None)
 def zeros(mask):
-    """What names in a piece of the text are followed by: {name: the indexes of its arguments that are 0 in all calls}; none if it is not called."""
+    """The arguments of calls in a piece of the text: {name: the indexes of those that are 0 in all calls}. A name without a call has none."""
     found = dict.fromkeys(re.findall(r"\b[a-z]\w+\b(?!\()", mask), set())
     for use in re.finditer(r"\b([a-z]\w+)\(", mask):
         name, end = use.group(1), use.end()

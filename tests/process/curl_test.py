@@ -59,7 +59,7 @@ class Server:
 
 def longer(function):
     """A case in which a node does things again and again for some seconds, the last argument times as long. A busy machine may
-    need longer: then the case is run once more. never() is for what no second try mends."""
+    need longer: then the case is run once more. A failure of never() is final."""
     def twice():
         try:
             function(1)

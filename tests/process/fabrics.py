@@ -199,7 +199,7 @@ class Group(Watched):
         self.until_end()
 
     def check(self, killed_workers=False, bound=None):
-        """Compares the model with what the workers were told. Returns how many applied updates were lost. bound: the
+        """Compares the model with the answers that the workers got. Returns how many applied updates were lost. bound: the
         largest norm of the updates that are lost when another copy begins to serve. A busy machine changes copies more often
         than the test kills them, so the changes are counted in the log (--verbose)."""
         expect(len(self.finals) == self.workers * self.workers, "every worker has read the model", self.told())

@@ -106,7 +106,7 @@ def test_the_input_is_worker_0s():
 
 def in_terminal(arguments, typed, until, look=lambda shown: None):
     """Runs mlfab-run in the foreground of a terminal of its own. Returns its output up to the text `until`, or
-    to its end. Then closes the terminal. look() gets what is shown so far, again and again."""
+    to its end, and closes the terminal. look() gets the output so far, again and again."""
     master, slave = pty.openpty()
     # The shell leads a session without a terminal, and the first one that it opens becomes that of the session.
     process = subprocess.Popen(["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(slave), RUN, *map(str, arguments)],
@@ -165,7 +165,7 @@ def test_text_without_a_newline():
 
 @cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=4000"), ("--server", "true"))
 def test_nobody_joined(*servers):
-    """A server that gives up waiting, and one that is not the built-in one, make no difference. mlfab-run waits 5 s for servers."""
+    """The run ends well if a server gives up waiting, and if another program is the server. mlfab-run waits 5 s for servers."""
     result = launch("-n", 2, *servers, *shell("exit 0"))
     expect(result.code == 0, "the programs' own status", result)
     expect(result.err.count("no rank joined: 2 workers of sh ended with status 0") == 1, "it is said", result)

@@ -280,7 +280,7 @@ def settled(names):
 
 
 def live(place, directory, manifests, number, servers, dice, writes):
-    """One run, killed while it writes: after 0.6 s at most, and then when writes() is true. Returns what worker 0 said at its beginning."""
+    """One run, killed after up to 0.6 s, as soon as writes() is true. Returns the first numbers of worker 0."""
     before = (manifests() or [0])[-1]
     process = start(*command(0, directory, servers, resume=directory if number else "", commits=dice.choice([2, 7, 20]),
                              transport="--tcp"), env=clean_environment(**place.environment))

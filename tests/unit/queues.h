@@ -20,7 +20,7 @@ static struct {
   uint32_t links;
   uint64_t now, slow_ns[NODES];
   uint32_t caps, called_caps; /* of links, at the calling and at the called end */
-  /* Calls of this node go to another node, or the outside. 0: no node is turned (node 0 makes no calls). */
+  /* Calls of this node go to another node, or the outside. Node 0 calls nobody: 0 turns nothing. */
   int turned, turned_to;
   uint32_t refuses; /* the link on which sends fail because the peer is gone */
   int refused;      /* such sends */
