@@ -8,7 +8,7 @@ from process import cases, expect, main
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCES = [path for folder in ("core", "transports", "tools", "extras", "gpu")
-           for path in glob.glob(ROOT + "/" + folder + "/**/*.[ch]*", recursive=True)]
+           for path in glob.glob(ROOT + "/" + folder + "/**/*.[ch]*", recursive=True) if path.endswith((".c", ".h", ".cu"))]
 TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 NAME = re.compile(r"MLFAB_[A-Z0-9_]*[A-Z0-9](?:_?\*)?")
 
