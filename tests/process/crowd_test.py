@@ -34,7 +34,9 @@ def test_128_workers_and_a_server():
         raise Skip("this system does not tell the memory of processes")
     if available_mb() < NEEDED_MB:
         raise Skip("%d MB are available, %d are needed" % (available_mb(), NEEDED_MB))
-    job = start(RUN, "-n", WORKERS, "-s", 1, helper("crowd"), MODEL, REDUCED, ROUNDS, stdin=subprocess.PIPE)
+    # So many processes on two cores are silent for seconds.
+    job = start(RUN, "-n", WORKERS, "-s", 1, "--set", "heartbeat_ms=3000", helper("crowd"), MODEL, REDUCED, ROUNDS,
+                stdin=subprocess.PIPE)
     mb = []
     for line in job.stdout:
         if line.endswith("ready\n"):
