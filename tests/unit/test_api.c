@@ -333,38 +333,54 @@ static int refused(const mlfab_config *config, const char *text) {
   return code;
 }
 
+static mlfab_schedule schedule_of(uint64_t bound) {
+  mlfab_schedule s;
+  mlfab_schedule_init(&s);
+  s.delay_bound = bound;
+  return s;
+}
+
 TEST(test_configurations) {
   mlfab_config good, c;
   mlfab_config_init(&good);
-#define WITH(...) (c = good, __VA_ARGS__, &c)
-  assert_int_equal(refused(WITH(c.size = 0), "size"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.rank = 1), "rank 1"), MLFAB_ERR_RANK_RANGE);
-  assert_int_equal(refused(WITH(c.rank = -1), "rank -1"), MLFAB_ERR_RANK_RANGE);
-  assert_int_equal(refused(WITH(c.workers = 3, c.rank = 3), "rank 3"), MLFAB_ERR_RANK_RANGE);
-  assert_int_equal(refused(WITH(c.dedicated = 1, c.servers = 2, c.rank = 2, c.roles = 2), "rank 2"),
-                   MLFAB_ERR_RANK_RANGE);
-  assert_int_equal(refused(WITH(c.workers = 2), "coordinator"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.servers = 2), "servers"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.workers = 65537), "65536"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.workers_max = 65537), "65536"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.workers_max = 65536, c.servers = 2, c.servers_max = 1),
-                           "servers_max is below servers"),
-                   MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.roles = 16), "roles"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.roles = MLFAB_ROLE_SERVER), "roles"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.dedicated = 1, c.roles = 3), "dedicated"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.chunk_bytes = 100), "chunk_bytes"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.chunk_bytes = 1u << 21), "chunk_bytes"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.block_bytes = 100), "block_bytes"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.eager_bytes = 100), "eager_bytes"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.merge_max = 129), "merge_max"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.progress = 9), "progress"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.transports = 9), "transports"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.heartbeat_ns = 5), "heartbeat_ns"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(memset(c.job, 'x', sizeof c.job)), "text"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.workers = 2, strcpy(c.coordinator, "carrier:pigeon")), "pigeon"),
-                   MLFAB_ERR_ADDRESS);
-#undef WITH
+#define BAD(code, text, ...) \
+  c = good, __VA_ARGS__;     \
+  assert_int_equal(refused(&c, text), MLFAB_ERR_##code)
+  BAD(CONFIG, "size", c.size = 0);
+  BAD(RANK_RANGE, "rank 1", c.rank = 1);
+  BAD(RANK_RANGE, "rank -1", c.rank = -1);
+  BAD(RANK_RANGE, "rank 3", c.workers = 3, c.rank = 3);
+  BAD(RANK_RANGE, "rank 2", c.dedicated = 1, c.servers = 2, c.rank = 2, c.roles = 2);
+  BAD(CONFIG, "coordinator", c.workers = 2);
+  BAD(CONFIG, "servers", c.servers = 2);
+  BAD(CONFIG, "65536", c.workers = 65537);
+  BAD(CONFIG, "65536", c.workers_max = 65537);
+  BAD(CONFIG, "servers_max is below servers", c.workers_max = 65536, c.servers = 2,
+      c.servers_max = 1);
+  BAD(CONFIG, "roles", c.roles = 16);
+  BAD(CONFIG, "roles", c.roles = MLFAB_ROLE_SERVER);
+  BAD(CONFIG, "dedicated", c.dedicated = 1, c.roles = 3);
+  BAD(CONFIG, "chunk_bytes", c.chunk_bytes = 100);
+  BAD(CONFIG, "chunk_bytes", c.chunk_bytes = 1u << 21);
+  BAD(CONFIG, "block_bytes", c.block_bytes = 100);
+  BAD(CONFIG, "eager_bytes", c.eager_bytes = 100);
+  BAD(CONFIG, "merge_max", c.merge_max = 129);
+  BAD(CONFIG, "progress", c.progress = 9);
+  BAD(CONFIG, "transports", c.transports = 9);
+  BAD(CONFIG, "heartbeat_ns", c.heartbeat_ns = 5);
+  BAD(CONFIG, "text", memset(c.job, 'x', sizeof c.job));
+  BAD(ADDRESS, "pigeon", c.workers = 2, strcpy(c.coordinator, "carrier:pigeon"));
+  good.scheduler = MLFAB_SCHEDULER_BESIDE;
+  BAD(CONFIG, "unknown scheduler", c.scheduler = 3);
+  BAD(CONFIG, "scheduler = MLFAB_SCHEDULER_OWN", c.roles = MLFAB_ROLE_SCHEDULER);
+  BAD(CONFIG, "no other role", c.roles = MLFAB_ROLE_SCHEDULER | MLFAB_ROLE_WORKER);
+  BAD(CONFIG, "rank of the scheduler process", c.scheduler = MLFAB_SCHEDULER_OWN,
+      c.roles = MLFAB_ROLE_SCHEDULER, c.rank = 1, c.workers = 2);
+  BAD(CONFIG, "coordinator", c.scheduler = MLFAB_SCHEDULER_OWN);
+  BAD(CONFIG, "delay below 0", c.schedule = schedule_of(0));
+  BAD(CONFIG, "schedule.size", c.schedule = schedule_of(4), c.schedule.size = 2);
+  BAD(CONFIG, "64 accumulators", c.accumulators = 65);
+#undef BAD
 }
 
 static int give_key(void *user, char *key, size_t room) {
@@ -1588,13 +1604,6 @@ TEST(test_close_when_full) {
 
 /* --- the calls of a fabric with a scheduler --- */
 
-static mlfab_schedule schedule_of(uint64_t bound) {
-  mlfab_schedule s;
-  mlfab_schedule_init(&s);
-  s.delay_bound = bound;
-  return s;
-}
-
 FABRIC_TEST(test_without_a_scheduler) {
   char text[64];
   mlfab_schedule s = schedule_of(5);
@@ -1680,32 +1689,6 @@ FABRIC_TEST(test_bound_with_rounds) {
   world_open(&w, 3);
   OK(w.node[0], mlfab_tensor_add(w.node[0], 5, MLFAB_F32, COUNT));
   EXPECT(w.node[0], mlfab_model_start(w.node[0], &rounds, NULL, 0), MLFAB_ERR_UNSUPPORTED);
-}
-
-TEST(test_schedule_configurations) {
-  mlfab_config c;
-  mlfab_error error;
-  mlfab *ctx = NULL;
-#define BAD(change, said)                                                \
-  do {                                                                   \
-    mlfab_config_init(&c);                                               \
-    c.scheduler = MLFAB_SCHEDULER_BESIDE;                                \
-    change;                                                              \
-    assert_int_equal(mlfab_open(&c, &ctx, &error), MLFAB_ERR_CONFIG);    \
-    assert_null(ctx);                                                    \
-    if (!strstr(error.text, said)) fail_msg("%s: %s", said, error.text); \
-  } while (0)
-  BAD(c.scheduler = 3, "unknown scheduler");
-  BAD(c.roles = MLFAB_ROLE_SCHEDULER, "scheduler = MLFAB_SCHEDULER_OWN");
-  BAD(c.roles = MLFAB_ROLE_SCHEDULER | MLFAB_ROLE_WORKER, "no other role");
-  BAD((c.scheduler = MLFAB_SCHEDULER_OWN, c.roles = MLFAB_ROLE_SCHEDULER, c.rank = 1,
-       c.workers = 2),
-      "rank of the scheduler process");
-  BAD(c.scheduler = MLFAB_SCHEDULER_OWN, "coordinator");
-  BAD(c.schedule = schedule_of(0), "delay below 0");
-  BAD((c.schedule = schedule_of(4), c.schedule.size = 2), "schedule.size");
-  BAD(c.accumulators = 65, "64 accumulators");
-#undef BAD
 }
 
 /* mlfab_open_env: what the program leaves open is the environment's. */
