@@ -53,15 +53,23 @@ static file *add(const char *name, uint32_t history, uint32_t leader) {
   return at;
 }
 
+/* The name of a checkpoint's manifest, or of a server's shard. Valid until the next call. */
+static const char *manifest_of(unsigned number) {
+  static char name[64];
+  snprintf(name, sizeof name, "checkpoint-%08u.manifest", number);
+  return name;
+}
+
+static const char *shard_of(unsigned number, unsigned server) {
+  static char name[64];
+  snprintf(name, sizeof name, "checkpoint-%08u-%u-of-%u.shard", number, server, SERVERS);
+  return name;
+}
+
 /* The files of a checkpoint: a manifest, and a shard of each server. */
 static void add_whole(unsigned number, uint32_t history, uint32_t leader) {
-  char name[64];
-  for (unsigned s = 0; s < SERVERS; s++) {
-    snprintf(name, sizeof name, "checkpoint-%08u-%u-of-%u.shard", number, s, SERVERS);
-    add(name, history, leader);
-  }
-  snprintf(name, sizeof name, "checkpoint-%08u.manifest", number);
-  add(name, history, leader);
+  for (unsigned s = 0; s < SERVERS; s++) add(shard_of(number, s), history, leader);
+  add(manifest_of(number), history, leader);
 }
 
 static int has(const char *name) {
@@ -70,16 +78,12 @@ static int has(const char *name) {
   return 0;
 }
 
+static int has_shard(unsigned number, unsigned server) { return has(shard_of(number, server)); }
+
 /* Is the manifest of this number there, and are both shards? */
 static int has_whole(unsigned number) {
-  char name[64];
-  int n = 0;
-  snprintf(name, sizeof name, "checkpoint-%08u.manifest", number);
-  n += has(name);
-  for (unsigned s = 0; s < SERVERS; s++) {
-    snprintf(name, sizeof name, "checkpoint-%08u-%u-of-%u.shard", number, s, SERVERS);
-    n += has(name);
-  }
+  int n = has(manifest_of(number));
+  for (unsigned s = 0; s < SERVERS; s++) n += has_shard(number, s);
   assert_true(n == 0 || n == 1 + SERVERS);
   return n > 0;
 }
@@ -250,8 +254,23 @@ static void ask(uint32_t worker, uint64_t number, uint32_t keep) {
   ask_in("/d", worker, number, keep);
 }
 
+/* The last answer went to this worker. */
+static void answered(uint32_t worker, int code) {
+  assert_int_equal(f.answered, worker);
+  assert_int_equal(f.answer.code, code);
+}
+
+/* It was of a checkpoint with this number, of both servers. */
+static void made(uint64_t number) {
+  assert_int_equal(f.answer.code, 0);
+  assert_int_equal(f.answer.number, number);
+  assert_int_equal(f.answer.version, 21);
+  assert_int_equal(f.answer.bytes, 201);
+  assert_int_equal(f.answer.servers, SERVERS);
+}
+
 /* A server has written its shard of this attempt, or has not. */
-static void shard_of(uint32_t server, uint64_t number, int code) {
+static void write_shard(uint32_t server, uint64_t number, int code) {
   mlfab__checkpoint_shard s = {.number = number,
                                .set = f.lead.order.set,
                                .bytes = 100 + server,
@@ -259,17 +278,12 @@ static void shard_of(uint32_t server, uint64_t number, int code) {
                                .server = server,
                                .epoch = 3,
                                .code = code};
-  if (!code) {
-    char name[64];
-    snprintf(name, sizeof name, "checkpoint-%08u-%u-of-%u.shard", (unsigned)number, server,
-             SERVERS);
-    add(name, OURS, LEADER);
-  }
+  if (!code) add(shard_of((unsigned)number, server), OURS, LEADER);
   if (code) snprintf(s.text, sizeof s.text, "has no room");
   mlfab__lead_answered(&f.lead, &s);
 }
 
-static void shard(uint32_t server, int code) { shard_of(server, f.lead.order.number, code); }
+static void shard(uint32_t server, int code) { write_shard(server, f.lead.order.number, code); }
 
 /* All operations on files are carried out, up to the orders to the servers or an error. */
 static void ask_and_run(uint32_t worker, uint64_t number, uint32_t keep) {
@@ -320,10 +334,7 @@ TEST(test_keeps) {
       for (unsigned n = 1; n <= 5; n++) add_whole(n, OURS, ANOTHER);
       make(keep);
       uint32_t kept = keep ? keep : configured ? 1 : 2;
-      assert_int_equal(f.answer.number, 6);
-      assert_int_equal(f.answer.version, 21);
-      assert_int_equal(f.answer.bytes, 201);
-      assert_int_equal(f.answer.servers, SERVERS);
+      made(6);
       for (unsigned n = 1; n <= 6; n++) assert_int_equal(has_whole(n), n + kept > 6);
       const char *last = strstr(f.removed, ".manifest"), *shards = strstr(f.removed, ".shard");
       for (const char *at = last; at; at = strstr(at + 1, ".manifest")) last = at;
@@ -341,36 +352,32 @@ CASE(test_foreign) {
   add_whole(5, OURS, ANOTHER);
   for (int i = 0; i < f.nfiles; i++)
     if (!strcmp(f.files[i].name, "checkpoint-00000005.manifest")) f.files[i].unreadable = 1;
-  add("checkpoint-00000001-0-of-2.shard", FOREIGN, ANOTHER);
-  add("checkpoint-00000001-1-of-2.shard", OURS, ANOTHER); /* its attempt is over */
+  add(shard_of(1, 0), FOREIGN, ANOTHER);
+  add(shard_of(1, 1), OURS, ANOTHER); /* its attempt is over */
   add("another.file", FOREIGN, ANOTHER);
   make(2);
   assert_int_equal(f.answer.number, 6);
   assert_int_equal(has_whole(2), 0);
   for (unsigned n = 3; n <= 6; n++) assert_true(has_whole(n));
-  assert_true(has("checkpoint-00000001-0-of-2.shard"));
-  assert_false(has("checkpoint-00000001-1-of-2.shard"));
-  assert_true(has("another.file"));
+  assert_true(has_shard(1, 0) && !has_shard(1, 1) && has("another.file"));
 }
 
 /* Files without a manifest: of attempts that are over they go before the next begins. Of one that another process may still make
  * they stay. */
 CASE(test_orphans) {
   add_whole(4, OURS, ANOTHER);
-  add("checkpoint-00000003-0-of-2.shard", OURS, ANOTHER);
-  add("checkpoint-00000005-0-of-2.shard", OURS, ANOTHER); /* it was there at the first look */
+  add(shard_of(3, 0), OURS, ANOTHER);
+  add(shard_of(5, 0), OURS, ANOTHER); /* it was there at the first look */
   add("checkpoint-00000006-0-of-2.shard.part", OURS, ANOTHER);
   add("checkpoint-00000007-0-of-2.shard.part", OURS, ANOTHER)->empty = 1;
-  add("checkpoint-00000002-1-of-2.shard", OURS, ANOTHER)->empty = 1;
+  add(shard_of(2, 1), OURS, ANOTHER)->empty = 1;
   add("checkpoint-00000002-0-of-2.shard.part", OURS, ANOTHER)->unreadable = 1;
   ask_and_run(1, 1000, 3);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(f.lead.order.number, 8);
-  assert_false(has("checkpoint-00000003-0-of-2.shard"));
-  assert_false(has("checkpoint-00000005-0-of-2.shard"));
-  assert_false(has("checkpoint-00000006-0-of-2.shard.part"));
-  assert_false(has("checkpoint-00000002-1-of-2.shard"));
-  assert_false(has("checkpoint-00000002-0-of-2.shard.part"));
+  assert_false(has_shard(3, 0) || has_shard(5, 0) || has_shard(2, 1));
+  assert_false(has("checkpoint-00000006-0-of-2.shard.part") ||
+               has("checkpoint-00000002-0-of-2.shard.part"));
   /* Empty, and newer than all manifests: somebody may have just begun. */
   assert_true(has("checkpoint-00000007-0-of-2.shard.part"));
   write_all();
@@ -378,14 +385,12 @@ CASE(test_orphans) {
   assert_true(has_whole(4) && has_whole(8));
 
   /* Another process begins one beside us. */
-  add("checkpoint-00000020-0-of-2.shard", OURS, ANOTHER);
-  add("checkpoint-00000021-0-of-2.shard", OURS, LEADER);
-  add("checkpoint-00000007-0-of-2.shard", OURS, ANOTHER);
+  add(shard_of(20, 0), OURS, ANOTHER);
+  add(shard_of(21, 0), OURS, LEADER);
+  add(shard_of(7, 0), OURS, ANOTHER);
   ask_and_run(1, 1001, 3);
   assert_int_equal(f.lead.order.number, 22);
-  assert_true(has("checkpoint-00000020-0-of-2.shard"));
-  assert_false(has("checkpoint-00000021-0-of-2.shard"));
-  assert_false(has("checkpoint-00000007-0-of-2.shard"));
+  assert_true(has_shard(20, 0) && !has_shard(21, 0) && !has_shard(7, 0));
   write_all();
   assert_int_equal(f.answer.code, 0);
   assert_true(has_whole(22));
@@ -408,14 +413,14 @@ TEST(test_owes) {
     answer_is(MLFAB_ERR_TIMEOUT, "server 1 has not written its shard in time");
     assert_int_equal(f.answer.rank, 1);
     run();
-    assert_true(has("checkpoint-00000002-0-of-2.shard"));
+    assert_true(has_shard(2, 0));
     /* The next attempt has another number, and fails as well. */
     ask_and_run(1, 2, 0);
     assert_int_equal(f.lead.order.number, 3);
     shard(0, MLFAB_ERR_IO);
     run();
     answer_is(MLFAB_ERR_IO, "server 0 has no room");
-    assert_true(has("checkpoint-00000002-0-of-2.shard"));
+    assert_true(has_shard(2, 0));
     assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
     add("checkpoint-00000003-1-of-2.shard.part", OURS, LEADER);
     if (dies) {
@@ -423,13 +428,12 @@ TEST(test_owes) {
       run();
       ask(1, 3, 0);
     } else {
-      shard_of(1, 2, MLFAB_ERR_IO);
+      write_shard(1, 2, MLFAB_ERR_IO);
     }
     run();
-    assert_false(has("checkpoint-00000002-0-of-2.shard"));
-    assert_false(has("checkpoint-00000002-1-of-2.shard.part"));
-    assert_false(has("checkpoint-00000003-1-of-2.shard.part"));
-    assert_true(has_whole(1));
+    assert_true(has_whole(1) && !has_shard(2, 0));
+    assert_false(has("checkpoint-00000002-1-of-2.shard.part") ||
+                 has("checkpoint-00000003-1-of-2.shard.part"));
     end();
   }
 }
@@ -438,23 +442,23 @@ TEST(test_owes) {
 CASE(test_late_answers) {
   make(0);
   uint64_t asked = f.filer.asked;
-  shard_of(1, f.lead.order.number, 0);
+  write_shard(1, f.lead.order.number, 0);
   f.nfiles--;
   assert_int_equal(f.filer.asked, asked);
   ask_and_run(2, 1, 0);
   shard(1, MLFAB_ERR_IO);
   run();
   asked = f.filer.asked;
-  shard_of(0, f.lead.order.number, MLFAB_ERR_IO);
+  write_shard(0, f.lead.order.number, MLFAB_ERR_IO);
   assert_int_equal(f.filer.asked, asked + 1);
-  shard_of(0, f.lead.order.number, MLFAB_ERR_IO); /* again, while the list is awaited */
+  write_shard(0, f.lead.order.number, MLFAB_ERR_IO); /* again, while the list is awaited */
   assert_int_equal(f.filer.asked, asked + 1);
   run();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
   /* The next attempt awaits its own shards. */
   ask_and_run(2, 2, 0);
   asked = f.filer.asked;
-  shard_of(1, f.lead.order.number - 1, MLFAB_ERR_IO);
+  write_shard(1, f.lead.order.number - 1, MLFAB_ERR_IO);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(f.filer.asked, asked);
   /* Only with a replica a server may still write for another lead. */
@@ -468,28 +472,27 @@ CASE(test_another_directory) {
   ask_and_run(1, 1, 0);
   shard(0, MLFAB_ERR_IO); /* server 1 owes its answer */
   run();
-  add("checkpoint-00000005-1-of-2.shard", OURS, LEADER);
+  add(shard_of(5, 1), OURS, LEADER);
   ask_and_run(1, 2, 0);
-  assert_true(has("checkpoint-00000005-1-of-2.shard"));
+  assert_true(has_shard(5, 1));
   shard(0, MLFAB_ERR_IO);
   run();
   ask_in("/e", 1, 3, 0);
   run();
-  assert_false(has("checkpoint-00000005-1-of-2.shard"));
+  assert_false(has_shard(5, 1));
 }
 
 CASE(test_a_server_dies) {
   ask_and_run(1, 1, 0);
   shard(0, 0);
   mlfab__lead_gone(&f.lead, 1, 0);
-  assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
+  answer_is(MLFAB_ERR_PEER_DEAD, "server 1 is dead");
   assert_int_equal(f.answer.rank, 1);
   run();
   assert_int_equal(f.nfiles, 0); /* it cannot write any more */
   ask(1, 1, 0);                  /* the answer was lost */
   assert_int_equal(f.answers, 2);
-  assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
-  assert_string_equal(f.answer.text, "server 1 is dead");
+  answer_is(MLFAB_ERR_PEER_DEAD, "server 1 is dead");
   assert_int_equal(f.events, 1);
 }
 
@@ -561,8 +564,7 @@ CASE(test_requests) {
   ask(1, 2, 0); /* again, on a new link */
   assert_int_equal(f.answers, answers);
   ask(2, 1, 0);
-  assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
-  assert_int_equal(f.answered, 2);
+  answered(2, MLFAB_ERR_AGAIN);
   /* An order that was lost with its link is repeated to those who have not answered. */
   uint32_t ordered = f.ordered[1];
   mlfab__lead_up(&f.lead, 1);
@@ -577,8 +579,7 @@ CASE(test_requests) {
   shard(0, 0);
   for (answers = f.answers; f.answers == answers;) operate();
   /* Files are being removed: worker 2 waits, worker 0 does not. */
-  assert_int_equal(f.answer.code, 0);
-  assert_int_equal(f.answered, 1);
+  answered(1, 0);
   assert_int_equal(f.lead.phase, MLFAB__LEAD_SWEEPS);
   assert_true(f.filer.busy);
   ask(2, 2, 0);
@@ -586,15 +587,11 @@ CASE(test_requests) {
   ask(2, 2, 0);
   assert_int_equal(f.answered, 1);
   ask(0, 1, 0);
-  assert_int_equal(f.answer.code, MLFAB_ERR_AGAIN);
-  assert_int_equal(f.answered, 0);
+  answered(0, MLFAB_ERR_AGAIN);
   /* The answer is kept. */
   ask(1, 2, 0);
-  assert_int_equal(f.answered, 1);
-  assert_int_equal(f.answer.code, 0);
-  assert_int_equal(f.answer.number, 4);
-  assert_int_equal(f.answer.version, 21);
-  assert_int_equal(f.answer.bytes, 201);
+  answered(1, 0);
+  made(4);
   run();
   assert_int_equal(f.lead.phase, MLFAB__LEAD_AWAITS);
   assert_int_equal(f.lead.asker, 2);
@@ -606,10 +603,8 @@ CASE(test_requests) {
   assert_int_equal(f.events, 2);
   /* The last answer of worker 1 still is. */
   ask(1, 2, 0);
-  assert_int_equal(f.answered, 1);
-  assert_int_equal(f.answer.code, 0);
-  assert_int_equal(f.answer.number, 4);
-  assert_int_equal(f.answer.servers, SERVERS);
+  answered(1, 0);
+  made(4);
 }
 
 /* The directory answers too late: with its list, or about a file of a dead attempt. */
@@ -619,7 +614,7 @@ TEST(test_directory_too_slow) {
                                      "time"};
   for (int clears = 0; clears < 2; clears++) {
     start();
-    add("checkpoint-00000001-0-of-2.shard", OURS, LEADER + 1);
+    add(shard_of(1, 0), OURS, LEADER + 1);
     ask(1, 1, 2);
     if (clears) operate();
     assert_int_equal(f.lead.phase, clears ? MLFAB__LEAD_CLEARS : MLFAB__LEAD_LISTS);
@@ -629,8 +624,7 @@ TEST(test_directory_too_slow) {
     assert_int_equal(f.answers, 0);
     mlfab__lead_tick(&f.lead, f.node.now_ns + TIMEOUT);
     assert_int_equal(f.answers, 1);
-    assert_int_equal(f.answer.code, MLFAB_ERR_TIMEOUT);
-    assert_string_equal(f.answer.text, whys[clears]);
+    answer_is(MLFAB_ERR_TIMEOUT, whys[clears]);
     run();
     end();
   }
@@ -686,8 +680,7 @@ TEST(test_a_server_leaves) {
     assert_int_equal(f.events, 1);
     assert_int_equal(f.lines, asked);
     assert_int_equal(f.lead.failures, 1);
-    if (asked) assert_int_equal(f.answer.code, MLFAB_ERR_PEER_DEAD);
-    if (asked) assert_string_equal(f.answer.text, "server 1 has left");
+    if (asked) answer_is(MLFAB_ERR_PEER_DEAD, "server 1 has left");
     shard(0, 0);
     run();
     assert_int_equal(f.lead.phase, MLFAB__LEAD_IDLE);
@@ -721,12 +714,12 @@ TEST(test_copies) {
       f.config.roles = replica ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SERVER;
       init();
       add_whole(there, OURS, ANOTHER);
-      add("checkpoint-00000002-0-of-2.shard", OURS, ANOTHER);
-      add("checkpoint-00000003-0-of-2.shard", OURS, ANOTHER);
+      add(shard_of(2, 0), OURS, ANOTHER);
+      add(shard_of(3, 0), OURS, ANOTHER);
       ask_and_run(1, 1, 4);
       assert_int_equal(f.lead.order.number, there + 1 + (there % 2 == (replica ? 0 : 1)));
-      assert_int_equal(has("checkpoint-00000002-0-of-2.shard"), !replica);
-      assert_int_equal(has("checkpoint-00000003-0-of-2.shard"), replica);
+      assert_int_equal(has_shard(2, 0), !replica);
+      assert_int_equal(has_shard(3, 0), replica);
       uint32_t ordered = f.ordered[1];
       shard(1, MLFAB_ERR_AGAIN);
       assert_int_equal(f.answers, 0);
