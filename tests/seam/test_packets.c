@@ -430,6 +430,19 @@ static void random_setting(mlfab__rng *prng, setting *s) {
   if (mlfab__rng_below(prng, 5) == 0) s->on_update = adds_half;
 }
 
+static void fixed_setting(setting *s, uint32_t rule) {
+  memset(s, 0, sizeof *s);
+  s->define = seam_model(MLFAB_SYNC_ASYNC, 4);
+  s->define.options.optimizer = rule;
+  s->define.tensors = 2;
+  s->define.options.tags = 4;
+  s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
+  s->tensors[1] = (mlfab__tensor_info){1, MLFAB_F32, 4000};
+  s->block_bytes = 4096;
+  s->chunk_bytes = 65536;
+  s->eager_bytes = 65536;
+}
+
 /* Two servers get the same updates, one as packets and one dense. */
 SCENE(test_updates) {
   static change u;
@@ -583,6 +596,21 @@ static void cache_take(node *n, uint32_t worker, cache *c) {
   watch(n);
 }
 
+/* A worker's cache, of which nothing is valid. */
+static void cache_begin(node *n, uint32_t worker, cache *c) {
+  memset(c, 0, sizeof *c);
+  c->data = malloc(MODEL);
+  c->expected = malloc(MODEL);
+  assert_true(c->data && c->expected);
+  memset(c->data, 0xee, MODEL);
+  n->caches[worker] = c;
+}
+
+static void cache_end(cache *c) {
+  free(c->data);
+  free(c->expected);
+}
+
 static void cache_finish(node *n, uint32_t worker, cache *c) {
   while (c->request != 0 || c->count > 0) {
     cache_receive(n, worker, c);
@@ -615,14 +643,7 @@ SCENE(test_caches) {
     if (mlfab__rng_below(&prng, 6) == 0) s.change_filter = keep_even;
     if (mlfab__rng_below(&prng, 2)) s.chunk_bytes = 512 << mlfab__rng_below(&prng, 5);
     node *n = node_open(&s);
-    for (uint32_t w = 0; w < READER; w++) {
-      n->caches[w] = &caches[w];
-      memset(&caches[w], 0, sizeof caches[w]);
-      caches[w].data = malloc(MODEL);
-      caches[w].expected = malloc(MODEL);
-      assert_true(caches[w].data && caches[w].expected);
-      memset(caches[w].data, 0xee, MODEL); /* none of it is valid */
-    }
+    for (uint32_t w = 0; w < READER; w++) cache_begin(n, w, &caches[w]);
     uint32_t pushes = 0;
     for (uint32_t step = 0; step < 400; step++) {
       uint32_t w = (uint32_t)mlfab__rng_below(&prng, READER);
@@ -655,8 +676,7 @@ SCENE(test_caches) {
       cache_finish(n, w, c);
       assert_int_equal(c->bulk, 0);
       assert_int_equal(c->frames, n->layout.nslices);
-      free(c->data);
-      free(c->expected);
+      cache_end(c);
     }
     assert_int_equal(n->s.drops, 0);
     node_close(n);
@@ -686,24 +706,12 @@ SCENE(test_sends_in_full) {
   static cache caches[2];
   uint64_t bulk[2], all = 4 * 32768;
   mlfab__rng_seed(&prng, 1);
-  random_setting(&prng, &s);
-  memset(&s.define.options.consistency, 0, sizeof s.define.options.consistency);
-  s.define.options.consistency.kind = MLFAB_SYNC_ASYNC;
-  s.define.options.optimizer = MLFAB_OPTIMIZER_SGD;
-  s.define.options.slices = 1;
-  s.define.options.tags = 1;
-  s.define.tensors = 1;
-  s.tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 32768};
+  fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
+  s.define.options.slices = s.define.options.tags = s.define.tensors = 1;
+  s.tensors[0].count = 32768;
   s.block_bytes = s.chunk_bytes = 1 << 18;
-  s.on_update = NULL;
   node *n = node_open(&s);
-  memset(caches, 0, sizeof caches);
-  for (uint32_t w = 0; w < 2; w++) {
-    caches[w].data = calloc(1, MODEL);
-    caches[w].expected = calloc(1, MODEL);
-    n->caches[w] = &caches[w];
-    assert_true(caches[w].data && caches[w].expected);
-  }
+  for (uint32_t w = 0; w < 2; w++) cache_begin(n, w, &caches[w]);
   pull_after(n, caches, &prng, 1, bulk);
   assert_true(bulk[0] == all && bulk[1] == all);
   pull_after(n, caches, &prng, 1, bulk); /* all has changed */
@@ -714,10 +722,7 @@ SCENE(test_sends_in_full) {
   assert_true(bulk[0] < all / 16 && bulk[1] == all);
   pull_after(n, caches, &prng, 2, bulk); /* half of all */
   assert_true(bulk[0] > all / 2 && bulk[0] < all && bulk[1] == all);
-  for (uint32_t w = 0; w < 2; w++) {
-    free(caches[w].data);
-    free(caches[w].expected);
-  }
+  for (uint32_t w = 0; w < 2; w++) cache_end(&caches[w]);
   node_close(n);
 }
 
@@ -799,19 +804,6 @@ SCENE(test_filter) {
 /* The node gave the link up for this reason; "": it did not. */
 static void assert_refused(const char *said, const char *text) {
   if (text[0] ? !strstr(said, text) : said[0] != 0) fail_msg("\"%s\", not \"%s\"", said, text);
-}
-
-static void fixed_setting(setting *s, uint32_t rule) {
-  memset(s, 0, sizeof *s);
-  s->define = seam_model(MLFAB_SYNC_ASYNC, 4);
-  s->define.options.optimizer = rule;
-  s->define.tensors = 2;
-  s->define.options.tags = 4;
-  s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
-  s->tensors[1] = (mlfab__tensor_info){1, MLFAB_F32, 4000};
-  s->block_bytes = 4096;
-  s->chunk_bytes = 65536;
-  s->eager_bytes = 65536;
 }
 
 /* Two packets of 8 elements at `first` and `second` in the model, of an update of [from, to). The last `less`
