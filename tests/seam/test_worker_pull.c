@@ -103,19 +103,6 @@ MET(test_ways) {
   complete(request);
 }
 
-/* The newest route is the server's own, or another's: the old distributor's frames count no more. */
-MET(test_old_ways) {
-  mlfab_request request = pull_all();
-  memset(pulled, 0, sizeof pulled);
-  pull_via(0, 4, 3);
-  model(2, 0, 6, 0, 6, 0);
-  model(3, 0, 4, 0, 4, 0);
-  assert_int_equal(pulled[0], 6);
-  shard(2, 0, 6, 6);
-  HEAR(SERVER(0), PULL_DONE, pull_done, m->request == asked);
-  complete(request);
-}
-
 /* The distributor's link breaks after part of the shard: frames may be lost, so the part is void. */
 MET(test_hop_lost) {
   mlfab_request request = pull_all();
