@@ -96,6 +96,22 @@ static void fabric(uint32_t workers, uint32_t servers, mlfab__schedule schedule)
 
 static uint64_t plans_made(void) { return talk_stats().plans_made; }
 
+/* A scheduler process joins at server 0, and calls all servers. */
+SCENE(test_joins) {
+  talk_init();
+  t->by_hand = 1;
+  talk_open(&SIZED(mlfab_config, .roles = MLFAB_ROLE_SCHEDULER, .workers = 3, .servers = 2,
+                   .scheduler = MLFAB_SCHEDULER_OWN));
+  HEAR(GATE, JOIN, join, m->roles == MLFAB_ROLE_SCHEDULER && m->workers == 3);
+  talk_say_welcome();
+  for (uint32_t s = 0; s < 2; s++) {
+    HEAR(SERVER(s), HELLO, hello, m->node == 3 && m->incarnation == t->welcome.incarnation);
+    assert_int_equal(mlfab_node_ready(t->node, NULL), 0);
+    talk_greet(SERVER(s));
+  }
+  assert_int_equal(mlfab_node_ready(t->node, NULL), 1);
+}
+
 /* --- when it plans --- */
 
 /* A single update is planned at once, as direct; the same one is not planned again. */
