@@ -171,6 +171,12 @@ static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, u
   SAY(link, HELLO, hello, &hello);
 }
 
+/* A correct one, which is not sealed yet. */
+static void make_hello(made *m) {
+  const mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
+  MAKE(m, HELLO, hello, &hello);
+}
+
 static uint32_t dial_hello(int to, uint32_t worker, uint32_t incarnation, uint32_t roles,
                            uint64_t nonce) {
   uint32_t link = dial_to(to);
@@ -239,8 +245,7 @@ static void damaged(const made *m, uint32_t bytes, const char *what) {
 
 TEST_WITH(test_damage, setup, teardown) {
   made m;
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  MAKE(&m, HELLO, hello, &hello);
+  make_hello(&m);
   uint32_t all = MLFAB_HEADER_BYTES + m.h.meta_bytes;
   mlfab__wire_seal(m.head, &m.h, NULL);
   for (uint32_t cut = 0; cut < all && q.links <= LINKS - 300; cut += cut < 60 ? 7 : 1)
@@ -258,8 +263,7 @@ TEST_WITH(test_restarts, setup, teardown) {
   made m;
   mlfab_error error;
   uint32_t link = dial();
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  MAKE(&m, HELLO, hello, &hello);
+  make_hello(&m);
   m.h.job += UINT64_C(7) << 48;
   send(link, &m);
   assert_int_equal(mlfab_node_ready(q.node[0], &error), MLFAB_ERR_FENCED);
@@ -270,9 +274,8 @@ TEST_WITH(test_restarts, setup, teardown) {
 TEST_WITH(test_strangers, setup, teardown) {
   made m;
   uint64_t strangers = stats(0).strangers_refused;
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   uint32_t link = dial();
-  MAKE(&m, HELLO, hello, &hello);
+  make_hello(&m);
   m.h.job++;
   send(link, &m);
   given_up(link, "another job");
@@ -741,23 +744,26 @@ TEST_WITH(test_wrong_types, setup, teardown) {
   spared();
 }
 
+/* A frame whose meta is in place, with a bulk of zeros. */
+static void send_zeros(uint32_t link, made *m, uint8_t type, uint32_t meta, uint32_t bulk) {
+  made_begin(m, type, meta, bulk);
+  memset(m->bulk, 0, sizeof m->bulk);
+  send(link, m);
+}
+
 static void say_push(uint32_t link, const mlfab__push *push, const mlfab__segment *segments,
                      const uint64_t *versions, uint32_t bulk) {
   made m;
-  uint32_t bytes = mlfab__encode_push(m.head + MLFAB_HEADER_BYTES, push, segments, versions);
-  made_begin(&m, MLFAB__PUSH, bytes, bulk);
-  memset(m.bulk, 0, sizeof m.bulk);
-  send(link, &m);
+  uint32_t meta = mlfab__encode_push(m.head + MLFAB_HEADER_BYTES, push, segments, versions);
+  send_zeros(link, &m, MLFAB__PUSH, meta, bulk);
 }
 
 static void say_chunk(uint32_t link, uint64_t seq, uint64_t offset, uint32_t generation,
                       uint32_t bulk) {
   made m;
   mlfab__chunk chunk = {seq, offset, generation};
-  uint32_t bytes = mlfab__encode_chunk(m.head + MLFAB_HEADER_BYTES, &chunk);
-  made_begin(&m, MLFAB__CHUNK, bytes, bulk);
-  memset(m.bulk, 0, sizeof m.bulk);
-  send(link, &m);
+  uint32_t meta = mlfab__encode_chunk(m.head + MLFAB_HEADER_BYTES, &chunk);
+  send_zeros(link, &m, MLFAB__CHUNK, meta, bulk);
 }
 
 /* A correct push: 400 bytes from the model's beginning, all eager. */
@@ -897,81 +903,10 @@ TEST_WITH(test_random_metas, setup, teardown) {
     for (uint32_t k = 0; k < meta; k++)
       m.head[MLFAB_HEADER_BYTES + k] =
           (uint8_t)(mlfab__rng_below(&prng, 3) ? 0 : mlfab__rng_next(&prng));
-    memset(m.bulk, 0, sizeof m.bulk);
-    made_begin(&m, (uint8_t)type, meta, bulk);
-    send(link, &m);
+    send_zeros(link, &m, (uint8_t)type, meta, bulk);
   }
   spared();
 }
-
-/* --- broadcasts in a row, one worker slower than the others --- */
-
-/* A worker that has finished one broadcast starts the next while others still receive. */
-TEST_WITH(test_broadcasts_in_a_row, setup, teardown) {
-  enum { ROUNDS = 12, SIZE = 3000 };
-  uint8_t data[NODES][SIZE];
-  mlfab_request request[NODES] = {0, 0, 0};
-  int at[NODES] = {0, 0, 0};
-  q.slow_ns[2] = 3000000;
-  for (int through = 0; through < NODES; turn()) {
-    through = 0;
-    for (int i = 0; i < NODES; i++) {
-      int root = at[i] % NODES, done = 0;
-      uint64_t size = (uint64_t)(100 + 211 * at[i]);
-      mlfab_result result;
-      through += at[i] == ROUNDS;
-      if (at[i] == ROUNDS) continue;
-      if (!request[i]) {
-        memset(data[i], root == i ? 50 + at[i] : 0, SIZE);
-        BEGIN(i, &request[i], BROADCAST, .root = root, .data = data[i], .count = size);
-      }
-      assert_int_equal(mlfab_node_test(q.node[i], request[i], &done, &result), 0);
-      if (!done) continue;
-      if (result.status)
-        fail_msg("broadcast %d at %d: %s", at[i], i, mlfab_error_name(result.status));
-      for (uint64_t k = 0; k < size; k++) assert_int_equal(data[i][k], 50 + at[i]);
-      request[i] = 0;
-      at[i]++;
-    }
-  }
-}
-
-/* The link breaks and takes the last acknowledgement of a broadcast with it: it is repeated, by itself or
- * with the request for the next one, and the root does not wait forever. */
-static void lose_last_word(int next) {
-  uint8_t data[NODES][64];
-  mlfab_request request[NODES], more[NODES];
-  mlfab_result result;
-  int done = 0;
-  memset(data, 0, sizeof data);
-  memset(data[0], 5, sizeof data[0]);
-  q.slow_ns[0] = 1000000;
-  for (int i = 0; i < NODES; i++)
-    BEGIN(i, &request[i], BROADCAST, .root = 0, .data = data[i], .count = 64);
-  while (!done) {
-    turn();
-    assert_int_equal(mlfab_node_test(q.node[1], request[1], &done, &result), 0);
-  }
-  assert_int_equal(result.status, 0);
-  uint32_t lost = link_of(1);
-  for (unsigned at = q.taken[0]; at != q.put[0]; at++) {
-    mlfab_io_event *e = &q.queue[0][at % QUEUE];
-    if (e->link != lost) continue;
-    drop_event(e);
-    e->kind = 0;
-  }
-  break_link(1, lost);
-  if (next) BEGIN(1, &more[1], BROADCAST, .root = 0, .data = data[1], .count = 64);
-  for (int i = 0; i < NODES; i += 2) {
-    assert_int_equal(finish(i, request[i]), 0);
-    if (next) BEGIN(i, &more[i], BROADCAST, .root = 0, .data = data[i], .count = 64);
-  }
-  for (int i = 0; i < NODES && next; i++) assert_int_equal(finish(i, more[i]), 0);
-}
-
-TEST_WITH(test_last_word_lost, setup, teardown) { lose_last_word(0); }
-
-TEST_WITH(test_last_word_lost_before_next, setup, teardown) { lose_last_word(1); }
 
 /* An update is withdrawn before it was sent: a pull behind it does not wait for its round. */
 TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
