@@ -240,44 +240,6 @@ OPEN(test_hop_and_back) {
   ENDS(request, 0);
 }
 
-/* The same aggregator with a new number: starts at the first byte, and the lent bytes stay lent. */
-OPEN(test_group_begins_anew) {
-  mlfab_request request = push_first();
-  route(0, 1, 7, 3);
-  assert_int_equal(talk_skip(HOP(3)), 6);
-  via(0, 1, 8, 3);
-  assert_int_equal(t->detached, 0);
-  hop_grant(3, 0, 1, 7, SHARD); /* the old number */
-  HUSH(HOP(3));
-  hop_grant(3, 0, 1, 8, SHARD);
-  HEAR(HOP(3), HOP_CHUNK, hop_chunk, m->offset == 0 && m->group == 8);
-  talk_skip(HOP(3));
-  ack(0, 1, 0);
-  assert_int_equal(talk_lent(HOP(3)), 2 * LENT);
-  for (uint32_t i = 0; i < 2 * LENT; i++) {
-    PENDING(request);
-    talk_sent(&t->loans[i]);
-  }
-  ENDS(request, 0);
-}
-
-/* The server's link holds some bytes, too: all must be returned. */
-OPEN(test_lent_to_both) {
-  mlfab_request request = push_first();
-  grant(0, 1, 2 * CHUNK);
-  assert_int_equal(talk_skip(SERVER(0)), 2);
-  via(0, 1, 7, 3);
-  assert_int_equal(t->detached, 0);
-  hop_grant(3, 0, 1, 7, SHARD);
-  HEAR(HOP(3), HOP_CHUNK, hop_chunk, m->offset == 0);
-  talk_skip(HOP(3));
-  ack(0, 1, 0);
-  assert_int_equal(talk_sent_all(HOP(3), LOAN_LIVE), LENT);
-  PENDING(request);
-  assert_int_equal(talk_sent_all(SERVER(0), LOAN_LIVE), 2);
-  ENDS(request, 0);
-}
-
 /* The aggregator's grant arrives before the server's VIA: the worker adopts the route, and does not restart when VIA
  * arrives. */
 MET(test_adopted) {
@@ -350,37 +312,6 @@ MET(test_old_words) {
   assert_int_equal(talk_stats().frames_refused, 0);
 }
 
-OPEN(test_hop_lost) {
-  mlfab_request request = push_announced();
-  via(0, 1, 7, 3);
-  via(1, 1, 7, 2);
-  talk_room(HOP(3), 2);
-  hop_grant(3, 0, 1, 7, SHARD);
-  hop_grant(2, 1, 1, 7, SHARD);
-  assert_int_equal(talk_skip(HOP(3)), 2);
-  assert_int_equal(talk_skip(HOP(2)), 6);
-  assert_true(wanted(3)); /* the link broke, and stands again */
-  assert_int_equal(talk_lent(HOP(3)), 0);
-  assert_int_equal(talk_lent(HOP(2)), LENT);
-  /* The part waits for a grant, and starts at the first byte. */
-  talk_room(HOP(3), -1);
-  HUSH(HOP(3));
-  hop_grant(3, 0, 1, 7, CHUNK);
-  HEAR(HOP(3), HOP_CHUNK, hop_chunk, m->offset == 0 && h->bulk_bytes == CHUNK);
-  HUSH(HOP(3));
-  talk_break(HOP(3));
-  via(0, 1, 8, MLFAB__NO_NODE);
-  assert_int_equal(t->detached, 0); /* the link held nothing any more */
-  grant(0, 1, SHARD);
-  assert_int_equal(talk_skip(SERVER(0)), 6);
-  ack(0, 1, 0);
-  ack(1, 1, 0);
-  assert_int_equal(talk_sent_all(SERVER(0), LOAN_LIVE), LENT);
-  PENDING(request);
-  talk_break(HOP(2)); /* after the verdict: the rest is returned */
-  ENDS(request, 0);
-}
-
 /* Both parts at hop 3, all bytes lent. */
 static mlfab_request push_by_hop(void) {
   mlfab_request request = push_announced();
@@ -389,43 +320,6 @@ static mlfab_request push_by_hop(void) {
   }
   assert_int_equal(talk_skip(HOP(3)), 12);
   return request;
-}
-
-OPEN(test_server_lost) {
-  mlfab_request request = push_by_hop();
-  talk_break(SERVER(0));
-  assert_int_equal(t->detached, LENT); /* the other server's part stays lent */
-  assert_int_equal(talk_lent(HOP(3)), LENT);
-  talk_back(SERVER(0));
-  HEAR_PUSH(SERVER(0), m->generation == 2 && m->flags == MLFAB__PUSH_PLANNED && m->parts == 2);
-  route(0, 1, 9, 2);
-  assert_int_equal(talk_skip(HOP(2)), 6);
-  ack(0, 1, 0);
-  ack(1, 1, 0);
-  talk_sent_all(HOP(2), LOAN_LIVE);
-  PENDING(request);
-  talk_sent_all(HOP(3), LOAN_LIVE);
-  ENDS(request, 0);
-}
-
-/* RESEND: the link stays, the stream starts again. An update that the server has decided is not announced again. */
-OPEN(test_resend) {
-  mlfab_request request = push_by_hop();
-  ack(1, 1, 0);
-  SAY(SERVER(0), RESEND, resend, .generation = 5);
-  talk_peer_of(SERVER(0))->generation = 5;
-  assert_int_equal(t->detached, LENT);
-  HEAR_PUSH(SERVER(0), m->generation == 5 && m->parts == 1);
-  hop_grant(3, 0, 1, 6, SHARD); /* the route's number still fences */
-  HUSH(HOP(3));
-  via(0, 1, 8, MLFAB__NO_NODE);
-  grant(0, 1, SHARD);
-  assert_int_equal(talk_skip(SERVER(0)), 6);
-  ack(0, 1, 0);
-  talk_sent_all(HOP(3), LOAN_LIVE);
-  PENDING(request);
-  assert_int_equal(talk_sent_all(SERVER(0), LOAN_LIVE), LENT);
-  ENDS(request, 0);
 }
 
 OPEN(test_server_dead) {
@@ -566,26 +460,6 @@ OPEN(test_close) {
   for (uint32_t s = 0; s < SERVERS; s++) HEAR(SERVER(s), BYE, bye, m->code == 0);
 }
 
-/* A reused slot tells its own bulks from those of the previous update. */
-OPEN(test_slot_used_again) {
-  for (uint64_t seq = 1; seq <= 2; seq++) {
-    mlfab_request request = push_first();
-    route(0, seq, 6 + seq, 3);
-    talk_skip(HOP(3));
-    if (seq == 1) {
-      talk_cancel(request);
-      HEAR(SERVER(0), WITHDRAW, withdraw, m->seq == 1);
-      ack(0, 1, MLFAB_ERR_WITHDRAWN);
-      continue;
-    }
-    ack(0, seq, 0);
-    assert_int_equal(talk_sent_all(HOP(3), LOAN_DETACHED), LENT);
-    PENDING(request);
-    assert_int_equal(talk_sent_all(HOP(3), LOAN_LIVE), LENT);
-    ENDS(request, 0);
-  }
-}
-
 /* --- drops --- */
 
 /* Each server's verdict on an update of both, and the end of the update. */
@@ -650,16 +524,6 @@ OPEN(test_dropped_and_abandoned) {
   assert_string_equal(talk_error(),
                       "update 1: dropped by the plan at server 0: its delay would be 9");
   assert_int_equal(talk_stats().updates_dropped, 1);
-}
-
-/* Dropped while an aggregator's link borrows some of it: the buffer waits for that. */
-OPEN(test_dropped_at_a_hop) {
-  mlfab_request request = push_first();
-  route(0, 1, 7, 3);
-  ack(0, 1, MLFAB_ERR_DROPPED);
-  PENDING(request);
-  talk_sent_all(HOP(3), LOAN_LIVE);
-  ENDS(request, MLFAB_ERR_DROPPED);
 }
 
 /* Updates without a part for a server count there too. The worker tells it when it begins to count, on a new link, and when
