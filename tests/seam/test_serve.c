@@ -414,17 +414,21 @@ SERVED(test_frames) {
   }
 }
 
-/* A server short of spare blocks unpins a spread's slice; more frames than announced are sent. Bulks that are
- * lent, and from which updates move on, use the spare blocks up. */
+/* Bulks that are lent to these workers, and from which updates move on, use the spare blocks up: a pull restarts. */
+static void use_up_blocks(uint32_t first) {
+  for (uint32_t i = 0; seam_stats(&s).pulls_restarted == 0; i++) {
+    assert_true(i < 4 * SENDS);
+    ask(first + i / SENDS, 9, 3 * SLICE, 4, 0);
+    assert_int_equal(step(first + i / SENDS, 1), 1);
+    assert_int_equal(push(5, 3 * SLICE, EAGER, i), 0);
+  }
+}
+
+/* A server short of spare blocks unpins a spread's slice; more frames than announced are sent. */
 SERVED(test_unpinned) {
   uint64_t number = begin_spread();
   assert_int_equal(drain(0, number, 10), 10);
-  for (uint32_t i = 0; seam_stats(&s).pulls_restarted == 0; i++) {
-    assert_true(i < 4 * SENDS);
-    ask(1 + i / SENDS, 9, 3 * SLICE, 4, 0);
-    assert_int_equal(step(1 + i / SENDS, 1), 1);
-    assert_int_equal(push(5, 3 * SLICE, EAGER, i), 0);
-  }
+  use_up_blocks(1);
   assert_int_equal(seam_stats(&s).pulls_restarted, 1);
   assert_int_equal(drain(0, number, 100), FRAMES - 8);
 }
@@ -441,12 +445,7 @@ SERVED(test_unpinned_apart) {
   plan_one(1, 9);
   assert_int_equal(drain(1, 9, 5), 5);
   assert_true(model.offset == apart[2].offset);
-  for (uint32_t i = 0; seam_stats(&s).pulls_restarted == 0; i++) {
-    assert_true(i < 4 * SENDS);
-    ask(2 + i / SENDS, 9, 3 * SLICE, 4, 0);
-    assert_int_equal(step(2 + i / SENDS, 1), 1);
-    assert_int_equal(push(5, 3 * SLICE, EAGER, i), 0);
-  }
+  use_up_blocks(2);
   for (uint64_t k = 0; k < 6; k++) {
     const mlfab__segment *in = &apart[1 + k / 3];
     assert_int_equal(drain(1, 9, 1), 1);
@@ -689,29 +688,27 @@ static const struct scene {
 } scenes[] = {
     /* Small pulls are not announced, nor are pulls without a scheduler. */
     {"small and unscheduled",
-     "part 1 8192; take 1 2; lost 6; ask 1/6; take 1/6; ask 1/7; announced 0; backlog 131072;"
+     "part 1 8192; take 1 2; lost 6; ask 1/6; take 1/6; ask 1/7; announced 0; backlog 131072; "
      "announced 0; take 1/7; stats 3 0 0; over"},
 
     /* A plan's entry for a pull that is gone is skipped. Small pulls are answered at once. */
     {"gone before its plan",
-     "ask 2/9; cancel 2/9; reported 2/9 cancelled; place 2/9; ask 2/10; pushes 2/10; idle 2;"
+     "ask 2/9; cancel 2/9; reported 2/9 cancelled; place 2/9; ask 2/10; pushes 2/10; idle 2; "
      "part 2/11 8192; take 2/11 2; place 2/10; part 2/12 8192; take 2/12 2; take 2/10; over"},
 
     /* Two pulls at a time, in the order of places. A pull whose reader takes nothing for half a beat stops
      * counting: that of worker 4. */
     {"turns",
      "ask 0-4; place 4; place 1; place 3; place 0; place 2; offered 4; offered 1; idle 3; idle 0; "
-     "idle 2;"
-     "take 1; offered 3; idle 0; idle 2; take 3 5; wait 1; idle 0; take 3 5; wait 1;"
-     "offered 0; idle 2; offered 4; cancel 3; reported 3 cancelled; offered 2; lost 0; reported 0 "
-     "closed;"
-     "take 4; take 2; over"},
+     "idle 2; take 1; offered 3; idle 0; idle 2; take 3 5; wait 1; idle 0; take 3 5; wait 1; "
+     "offered 0; idle 2; offered 4; cancel 3; reported 3 cancelled; offered 2; lost 0; "
+     "reported 0 closed; take 4; take 2; over"},
 
     /* With known capacities of the readers' links, more pulls move until together they can fill the server's
      * link. When three move, 150 are used, and worker 1 may take the rest. */
     {"slow readers",
-     "link 200; capacity 0 50; capacity 1 0; capacity 2-4 50; ask 0-4; place 0; place 2-4;"
-     "offered 0; idle 1; offered 2-4; take 0; place 1; ask 0/6; place 0/6; offered 1; idle 0;"
+     "link 200; capacity 0 50; capacity 1 0; capacity 2-4 50; ask 0-4; place 0; place 2-4; "
+     "offered 0; idle 1; offered 2-4; take 0; place 1; ask 0/6; place 0/6; offered 1; idle 0; "
      "take 2; take 3; idle 0; take 4; take 0/6; take 1; over"},
 
     /* Announced pulls go when the scheduler is lost. Placed pulls are not announced to the next one. */
@@ -722,11 +719,10 @@ static const struct scene {
     /* No spread starts for one member, another shape, an unknown distributor, a lost one, different
      * distributors, or without a free slot. */
     {"no spread",
-     "ask 1-2; part 3 131068; spread 1 0; take 1; spread 2-3 0; take 2; take 3 32 all;"
-     "ask 3-4/6; spread 3-4/6 -; take 3/6; take 4/6; lost 0; ask 3-4/7; spread 3-4/7 0; take 3/7; "
-     "take 4/7;"
-     "hello 0; ask 3-4/8; spread 3-4/8 0 1; take 3/8; take 4/8; spreads 0-5 0; vias 3 0;"
-     "ask 3-4/10; spread 3-4/10 0; ask 3-4/11; spread 3-4/11 0; ask 3-4/12; spread 3-4/12 0;"
+     "ask 1-2; part 3 131068; spread 1 0; take 1; spread 2-3 0; take 2; take 3 32 all; ask 3-4/6; "
+     "spread 3-4/6 -; take 3/6; take 4/6; lost 0; ask 3-4/7; spread 3-4/7 0; take 3/7; take 4/7; "
+     "hello 0; ask 3-4/8; spread 3-4/8 0 1; take 3/8; take 4/8; spreads 0-5 0; vias 3 0; "
+     "ask 3-4/10; spread 3-4/10 0; ask 3-4/11; spread 3-4/11 0; ask 3-4/12; spread 3-4/12 0; "
      "ask 3-4/13; spread 3-4/13 0; ask 3-4/14; spread 3-4/14 0; spreads 0 4; lost 3-4; over"},
 
     /* Without memory for a slot the members are served directly. */
@@ -735,66 +731,61 @@ static const struct scene {
     /* A pull of another shape in a row is answered directly, the others are spread; the distributor may be a
      * member. */
     {"a row with an odd one",
-     "ask 0-1; part 2 98304; ask 3; spread 0-3 0; members 3 3; take 2 24 all; via 2 -; take 0/S;"
+     "ask 0-1; part 2 98304; ask 3; spread 0-3 0; members 3 3; take 2 24 all; via 2 -; take 0/S; "
      "done 0-3; stats 4 3 0; over"},
 
     /* One member has to be served directly; the others are not affected. The server ignores a failure
      * that another node tells, one of an unknown pull or spread, and a repetition. */
     {"a member fails",
      "ask 1-3; spread 1-3 0; mark 2; take 0/S 10; refuse 4 S 5 2; refuse 0 S 6 2; refuse 0 T 5 2; "
-     "vias 2 1;"
-     "refuse 0 S 5 2; refuse 0 S 5 2; vias 2 2; newer 2; stats 0 0 1; direct 2; reported 2 0;"
-     "take 0/S 22 all; done 1; done 3; stats 3 2 1; over"},
+     "vias 2 1; refuse 0 S 5 2; refuse 0 S 5 2; vias 2 2; newer 2; stats 0 0 1; direct 2; "
+     "reported 2 0; take 0/S 22 all; done 1; done 3; stats 3 2 1; over"},
 
     /* The distributor refuses: all members are served directly, in their old order, before pulls that were
      * placed later. */
     {"a spread is refused",
      "ask 1-5; spread 1-3 0; place 4-5; idle 5; refuse 0 S 0 -; idle 0; stats 0 0 3; offered 1; "
-     "idle 2;"
-     "take 1; idle 5; take 2; take 3; take 5; take 4; over"},
+     "idle 2; take 1; idle 5; take 2; take 3; take 5; take 4; over"},
 
     {"the distributor is lost",
      "ask 1-3; spread 1-3 0; ask 0/6; take 0/S 10; done 3; lost 0; reported 0/6 closed; direct 1; "
-     "direct 2;"
-     "stats 3 1 2; over"},
+     "direct 2; stats 3 1 2; over"},
 
     /* The distributor reconnects after it has received all frames, before its loss is noticed. Worker 2's
      * message crosses with PULL_VIA: the worker has everything. */
     {"the distributor is lost late",
-     "ask 1-3; spread 1-3 0; take 0/S; done 1; hello 0; vias 1 1; done 2; idle 2; take 3; stats 3 "
-     "1 2; over"},
+     "ask 1-3; spread 1-3 0; take 0/S; done 1; hello 0; vias 1 1; done 2; idle 2; take 3; "
+     "stats 3 1 2; over"},
 
     /* Leaving members do not stop the others. When the last one leaves, the spread ends, and the distributor is
      * told: the member has gone, cancels, or is done before all frames are out. */
     {"members leave",
-     "ask 1-3; spread 1-3 0; take 0/S 10; lost 1; reported 1 closed; cancel 2; reported 2 "
-     "cancelled;"
-     "take 0/S 10; fails 0 0; bye 3; fails 0 1; idle 0; over;"
-     "ask 1-3/6; spread 1-3/6 0; take 0/S 10; cancel 1-3/6; fails 0 1; idle 0; over;"
-     "ask 1-3/7; spread 1-3/7 0; done 1-3/7; fails 0 1; idle 0; over"},
+     "ask 1-3; spread 1-3 0; take 0/S 10; lost 1; reported 1 closed; cancel 2; "
+     "reported 2 cancelled; take 0/S 10; fails 0 0; bye 3; fails 0 1; idle 0; over; ask 1-3/6; "
+     "spread 1-3/6 0; take 0/S 10; cancel 1-3/6; fails 0 1; idle 0; over; ask 1-3/7; "
+     "spread 1-3/7 0; done 1-3/7; fails 0 1; idle 0; over"},
 
     /* A distributor that reads nothing has failed after ten beats, though it sends heartbeats, and is told so. */
     {"the distributor is stuck",
-     "ask 1-3; spread 1-3 0; take 0/S 10; wait 39; idle 1; wait 1; fails 0 1; idle 0; take 1; take "
-     "2; take 3; over"},
+     "ask 1-3; spread 1-3 0; take 0/S 10; wait 39; idle 1; wait 1; fails 0 1; idle 0; take 1; "
+     "take 2; take 3; over"},
 
     /* A distributor that reads other frames meanwhile is not stuck. */
     {"the distributor is busy",
-     "ask 1-3; spread 1-3 0; wait 5; part 0 4096; take 0 1; wait 5; part 0 4096; take 0 1; wait 5;"
+     "ask 1-3; spread 1-3 0; wait 5; part 0 4096; take 0 1; wait 5; part 0 4096; take 0 1; wait 5; "
      "part 0 4096; take 0 1; vias 1-3 1; take 0/S; done 1-3; stats 6 3 0; over"},
 
     /* A distributor that has all frames and reports nothing: the server waits four beats plus the expected time
      * of handing on, counted from the last report. */
     {"the distributor is silent",
      "ask 1-3; spread 1-3 0; take 0/S; wait 15; done 1; wait 15; vias 2 1; wait 1; direct 2; "
-     "direct 3;"
-     "fails 0 1; over"},
+     "direct 3; fails 0 1; over"},
 
     /* The server needed two beats, so the distributor gets that time too: the server waits longer for the
      * second member than for the first. The out-link is not idle, because worker 4 is slow. */
     {"the distributor is slow",
-     "ask 1-3; spread 1-3 0; wait 1 1; take 0/S 10; wait 1 1; take 0/S 22 all; ask 4; place 4;"
-     "wait 47; vias 1 1; wait 1; vias 1 2; vias 2 1; wait 16; vias 2 2; vias 3 1; done 3; lost 1;"
+     "ask 1-3; spread 1-3 0; wait 1 1; take 0/S 10; wait 1 1; take 0/S 22 all; ask 4; place 4; "
+     "wait 47; vias 1 1; wait 1; vias 1 2; vias 2 1; wait 16; vias 2 2; vias 3 1; done 3; lost 1; "
      "take 2; take 4; over"},
 
     /* The distributor has become slow while the out-link is idle: the server takes overdue members back one at
@@ -802,23 +793,21 @@ static const struct scene {
      * members are due after 2, 3 and 4 beats, and a quarter. */
     {"an idle link takes back",
      "ask 1-3; spread 1-3 0; wait 1 1; take 0/S; wait 8; vias 1 1; jump 9; vias 3 2; vias 2 1; "
-     "skips 0 1;"
-     "wait 1 8; vias 2 1; take 3; wait 1 8; vias 2 2; take 2; done 1; over"},
+     "skips 0 1; wait 1 8; vias 2 1; take 3; wait 1 8; vias 2 2; take 2; done 1; over"},
 
     /* The time that a spread waits for its turn does not count as its duration. */
     {"a late turn",
-     "ask 1-5; place 4-5; spread 1-3 0; take 4-5 4; wait 1; take 4-5 4; wait 1; take 4-5 4; wait 1;"
-     "take 4-5 4; wait 1; idle 0; take 4 16 all; take 0/S; wait 16; vias 3 2; done 1-3;"
+     "ask 1-5; place 4-5; spread 1-3 0; take 4-5 4; wait 1; take 4-5 4; wait 1; take 4-5 4; "
+     "wait 1; take 4-5 4; wait 1; idle 0; take 4 16 all; take 0/S; wait 16; vias 3 2; done 1-3; "
      "take 5 16 all; over"},
 
     /* A worker that lost its link pulls again under the same number: its former distributor's frames have an
      * older attempt than any PULL_VIA from now on, also without a scheduler. Worker 3 is done with the frames
      * that were on their way. */
     {"reconnect",
-     "ask 1-3; spread 1-3 0; mark 2; take 0/S; hello 2; ask 2; place 2; newer 2; direct 2;"
-     "process 3; ask 3-4; mark 3; spread 3-4 0; newer 3; members 2 4; done 3; lost 6; hello 1; ask "
-     "1;"
-     "via 1 -; lost 0; direct 1; direct 4; over"},
+     "ask 1-3; spread 1-3 0; mark 2; take 0/S; hello 2; ask 2; place 2; newer 2; direct 2; "
+     "process 3; ask 3-4; mark 3; spread 3-4 0; newer 3; members 2 4; done 3; lost 6; hello 1; "
+     "ask 1; via 1 -; lost 0; direct 1; direct 4; over"},
 };
 
 static void test_scene(void **state) {
