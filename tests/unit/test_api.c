@@ -498,8 +498,8 @@ static void begin_with_host(uint32_t workers, uint32_t servers, uint32_t dedicat
   w.nodes--;
 }
 
-/* Two nodes of which the second does not fit; what it is told, and that the first goes on. */
-static void misfit(uint32_t workers, void (*spoil)(mlfab_config *), int code, const char *text) {
+/* Two nodes of which the second does not fit, by these settings; what it is told, and that the first goes on. */
+static void misfit(uint32_t workers, const char *const *settings, int code, const char *text) {
   mlfab *stranger = NULL;
   mlfab_error error;
   begin_with_host(workers, 1, 0, 1);
@@ -510,7 +510,8 @@ static void misfit(uint32_t workers, void (*spoil)(mlfab_config *), int code, co
   }
   mlfab_config c = world_config(&w, 1);
   c.timeout_ns = 4 * (uint64_t)WORLD_S;
-  spoil(&c);
+  for (; *settings; settings += 2)
+    assert_int_equal(mlfab_config_set(&c, settings[0], settings[1], &error), 0);
   assert_int_equal(mlfab_sim_open(w.sim, w.nodes, &c, &stranger, &error), 0);
   joins(stranger, code, text);
   /* A call on what never joined gets the same error, and is not fatal. */
@@ -522,27 +523,20 @@ static void misfit(uint32_t workers, void (*spoil)(mlfab_config *), int code, co
   world_close(&w);
 }
 
-static void spoil_workers(mlfab_config *c) { c->workers = 5; }
-static void spoil_servers(mlfab_config *c) { c->servers = 2; }
-static void spoil_dedicated(mlfab_config *c) {
-  c->dedicated = 1;
-  c->roles = MLFAB_ROLE_WORKER;
-}
-static void spoil_job(mlfab_config *c) { strcpy(c->job, "another"); }
-static void spoil_key(mlfab_config *c) { strcpy(c->key, "0123456789abcdef0123456789abcdef"); }
-static void spoil_nothing(mlfab_config *c) { (void)c; }
-static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
-
 TEST(test_misfits) {
-  misfit(2, spoil_workers, MLFAB_ERR_WORLD,
+#define WITH(...) ((const char *const[]){__VA_ARGS__, NULL})
+  misfit(2, WITH("workers", "5"), MLFAB_ERR_WORLD,
          "processes) is 5 at worker 1, 2 at server 0 (worker 0's process)");
-  misfit(2, spoil_servers, MLFAB_ERR_WORLD,
+  misfit(2, WITH("servers", "2"), MLFAB_ERR_WORLD,
          "servers (MLFAB_SERVERS) is 2 at worker 1, 1 at server 0");
-  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "(MLFAB_DEDICATED) is 1 at worker 1, 0 at server 0");
-  misfit(2, spoil_job, MLFAB_ERR_JOB, "job");
-  misfit(2, spoil_key, MLFAB_ERR_JOB, "this job has none (MLFAB_KEY)");
-  misfit(3, spoil_nothing, MLFAB_ERR_RANK_TAKEN, "worker 1");
-  misfit(3, spoil_address, MLFAB_ERR_REFUSED, "not server 0");
+  misfit(2, WITH("dedicated", "1", "role", "worker"), MLFAB_ERR_WORLD,
+         "(MLFAB_DEDICATED) is 1 at worker 1, 0 at server 0");
+  misfit(2, WITH("job", "another"), MLFAB_ERR_JOB, "job");
+  misfit(2, WITH("key", "0123456789abcdef0123456789abcdef"), MLFAB_ERR_JOB,
+         "this job has none (MLFAB_KEY)");
+  misfit(3, WITH(NULL), MLFAB_ERR_RANK_TAKEN, "worker 1");
+  misfit(3, WITH("coordinator", "sim:1"), MLFAB_ERR_REFUSED, "not server 0");
+#undef WITH
 }
 
 /* A second server under the number of one that lives is refused, whoever has called it before; one that comes
