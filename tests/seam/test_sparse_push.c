@@ -456,6 +456,7 @@ static mlfab_filter random_filter(void) {
   if (below(3)) f.threshold = (double)(1 + below(1000)) / 500.0;
   if (below(2)) f.decay = (double)below(100) / 50.0;
   if (f.threshold > 0.0 && below(2)) f.drop = (double)below(101) / 100.0;
+  if (f.threshold <= 0.0 && below(4) == 0) f.drop = 1.0; /* of nothing: all elements are sent */
   if (f.drop > 0.0 && f.drop < 1.0 && below(2)) f.threshold = HUGE_VAL;
   if (below(3) == 0) f.top = (double)(1 + below(1000)) / 1000.0;
   if (below(4) == 0) {
@@ -633,48 +634,6 @@ SCENE(test_filters_are_checked) {
   assert_int_equal(error.rank, 0);
   FAILS(MLFAB_ERR_UNSUPPORTED, PUSH_SPARSE, .tensor = 0, .indices = &index, .data = &value,
         .count = 1);
-}
-
-/* With a threshold of 0 everything is sent, whatever the random policy selects. */
-SCENE(test_nothing_below) {
-  mlfab_filter f = {.size = sizeof f, .drop = 1.0};
-  set_up(2);
-  set_filter(0, &f);
-  push_some(1);
-  assert_int_not_equal(F.sent, 0);
-  for (uint32_t i = 0; i < shapes[0].count; i++)
-    assert_true(F.residual[0][i] >= 0.0 && F.residual[0][i] <= 0.0);
-  serve_all();
-  check_residuals();
-  finish();
-}
-
-/* A removed filter leaves its residual to the next update, and nothing else behind. */
-SCENE(test_taken_away) {
-  mlfab_filter f = {.size = sizeof f, .threshold = (double)FLT_MAX};
-  set_up(2);
-  set_filter(0, &f); /* everything is held back */
-  push_some(1);
-  assert_int_equal(F.sent, 0);
-  serve_all();
-  set_filter(0, NULL);
-  set_filter(0, NULL);
-  fill(0);
-  push_some(1); /* the servers receive both */
-  serve_all();
-  push_some(1); /* dense again */
-  serve_all();
-  assert_int_equal(parts[0][F.nupdates].packed, 0);
-  /* Removed and set again: the residual stays. */
-  set_filter(0, &f);
-  push_some(1);
-  set_filter(0, NULL);
-  set_filter(0, &f);
-  push_some(1);
-  check_counters();
-  serve_all();
-  check_residuals();
-  finish();
 }
 
 /* An update that was applied nowhere is retried with the same bytes; no residual changes. */
