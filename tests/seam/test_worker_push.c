@@ -322,6 +322,23 @@ static mlfab_request push_by_hop(void) {
   return request;
 }
 
+OPEN(test_server_lost) {
+  mlfab_request request = push_by_hop();
+  talk_break(SERVER(0));
+  assert_int_equal(t->detached, LENT); /* the other server's part stays lent */
+  assert_int_equal(talk_lent(HOP(3)), LENT);
+  talk_back(SERVER(0));
+  HEAR_PUSH(SERVER(0), m->generation == 2 && m->flags == MLFAB__PUSH_PLANNED && m->parts == 2);
+  route(0, 1, 9, 2);
+  assert_int_equal(talk_skip(HOP(2)), 6);
+  ack(0, 1, 0);
+  ack(1, 1, 0);
+  talk_sent_all(HOP(2), LOAN_LIVE);
+  PENDING(request);
+  talk_sent_all(HOP(3), LOAN_LIVE);
+  ENDS(request, 0);
+}
+
 OPEN(test_server_dead) {
   mlfab_request request = push_by_hop();
   ack(1, 1, 0);
