@@ -407,18 +407,30 @@ static group *new_group(uint32_t server, uint32_t n, int packed) {
   return g;
 }
 
-static group *start_group(uint32_t server, uint32_t n, uint64_t most, uint64_t bad) {
-  group *g = new_group(server, n, !f.ghost && below(2));
+/* A group over random stretches of a server's shard. */
+static group *random_group(uint32_t server, uint32_t n, int packed) {
+  group *g = new_group(server, n, packed);
   random_segments(&f.prng, &f.layout, server, &g->shape);
-  g->whole = below(3) == 0;
   g->expected = calloc(1, g->shape.bytes);
   assert_non_null(g->expected);
+  return g;
+}
+
+/* Draws the update of the next member, member k. */
+static void add_member(group *g, uint32_t k, uint32_t worker, double weight, uint64_t most) {
+  g->worker[k] = worker;
+  g->seq[k] = ++f.seq;
+  g->weight[k] = weight;
+  random_update(&f.prng, &f.layout, &g->shape, g->packed, 0, most, &g->update[k]);
+  literal_add(&f.layout, &g->shape, g->expected, g->update[k].dense, weight, k == 0);
+}
+
+static group *start_group(uint32_t server, uint32_t n, uint64_t most, uint64_t bad) {
+  group *g = random_group(server, n, !f.ghost && below(2));
+  g->whole = below(3) == 0;
   for (uint32_t k = 0; k < n; k++) {
-    g->worker[k] = (uint32_t)below(MEMBERS);
-    g->seq[k] = ++f.seq;
-    g->weight[k] = below(2) ? 1.0 : (double)below(9) - 4.0;
-    random_update(&f.prng, &f.layout, &g->shape, g->packed, 0, most, &g->update[k]);
-    literal_add(&f.layout, &g->shape, g->expected, g->update[k].dense, g->weight[k], k == 0);
+    uint32_t worker = (uint32_t)below(MEMBERS);
+    add_member(g, k, worker, below(2) ? 1.0 : (double)below(9) - 4.0, most);
     if (bad && g->weight[k] != 0.0 && below(bad) == 0)
       g->bad |= (uint32_t)spoil(&f.prng, &f.layout, &g->shape, &g->update[k]) << k;
   }
@@ -821,6 +833,16 @@ static void spread_failed(uint32_t n, uint32_t i, uint32_t worker, int code) {
   assert_int_equal(f.spread_fail.code, code);
 }
 
+/* Member k is silent for three heartbeats, and is named then. */
+static void named(group *g, uint32_t k) {
+  uint32_t fails = f.fails;
+  work_wait(&w, 3 * BEAT - 1);
+  assert_int_equal(f.fails, fails);
+  g->guilty = 1u << k;
+  work_wait(&w, 1);
+  failed(fails + 1, g->worker[k], MLFAB_ERR_PEER_DEAD);
+}
+
 /* The next member is granted when the current one has two chunks left, if capacities are not known. */
 WITH_ALL(test_grant_order) {
   group *g = plain_group(3, 0);
@@ -902,11 +924,7 @@ WITH_ALL(test_absent_member) {
   complete_group(g);
   seam_lost(&w, 0);
   g = plain_group(2, 0);
-  work_wait(&w, 3 * BEAT - 1);
-  assert_int_equal(f.fails, 0);
-  g->guilty = 1;
-  work_wait(&w, 1);
-  failed(1, 0, MLFAB_ERR_PEER_DEAD);
+  named(g, 0);
 }
 
 /* A granted member that sends nothing for 3 heartbeats is named; a member that waits for a grant is not. */
@@ -964,11 +982,7 @@ WITH_ALL(test_member_lost) {
   failed(1, 1, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(f.fail.seq, g->seq[1]);
   assert_int_equal(next->granted[0], next->shape.bytes);
-  work_wait(&w, 3 * BEAT - 1);
-  assert_int_equal(f.fails, 1);
-  next->guilty = 1;
-  work_wait(&w, 1);
-  failed(2, 0, MLFAB_ERR_PEER_DEAD);
+  named(next, 0);
 }
 
 /* A member that reconnects as another process cannot have the update. One that is older than the manifest says is waited for. */
@@ -986,25 +1000,6 @@ WITH_ALL(test_other_incarnation) {
   assert_int_equal(g->granted[0], 0);
   work_meet(&w, 0, 1); /* without a loss in between */
   complete_group(g);
-}
-
-/* A value that is not finite fails the group with the frame that has it; one that was staged, with the first member's frame that
- * brings it to the sum. */
-WITH_ALL(test_not_finite) {
-  float bad = (float)NAN;
-  for (uint32_t staged = 0; staged < 2; staged++) {
-    if (staged) seam_lost(&w, 0);
-    group *g = plain_group(2, 0);
-    memcpy(g->update[1].dense + 4000, &bad, 4);
-    g->bad = 1u << 1;
-    send_all(g, staged);
-    if (staged) work_meet(&w, 0, 1);
-    send_upto(g, !staged, 4000);
-    assert_int_equal(f.fails, staged);
-    send_upto(g, !staged, 4096);
-    failed(staged + 1, 1, MLFAB_ERR_NOT_FINITE);
-    end_group(g);
-  }
 }
 
 /* Nothing is sent before the release, or with `whole` before it is complete. */
@@ -1217,17 +1212,9 @@ SCENE(test_large) {
   w.config.chunk_bytes = BIG;
   START(large, 1);
   for (uint32_t i = 0; i < 3; i++) {
-    group *g = new_group(i % SERVERS, 3, 1);
-    random_segments(&f.prng, &f.layout, g->server, &g->shape);
+    group *g = random_group(i % SERVERS, 3, 1);
     assert_true(g->shape.bytes > 8 << 20);
-    g->expected = calloc(1, g->shape.bytes);
-    for (uint32_t k = 0; k < 3; k++) {
-      g->worker[k] = k;
-      g->seq[k] = ++f.seq;
-      g->weight[k] = 1.0 + k;
-      random_update(&f.prng, &f.layout, &g->shape, 1, 0, i == 1 ? 99 : 4, &g->update[k]);
-      literal_add(&f.layout, &g->shape, g->expected, g->update[k].dense, g->weight[k], k == 0);
-    }
+    for (uint32_t k = 0; k < 3; k++) add_member(g, k, k, 1.0 + k, i == 1 ? 99 : 4);
     tell_group(g, -1.0);
     tell_release(g, UINT64_MAX);
     w.now += BEAT;
@@ -1275,16 +1262,9 @@ WITH_ALL(test_silence) {
   }
   send_all(g, 0);
   assert_true(g->granted[1] == UINT64_MAX);
-  work_wait(&w, 3 * BEAT - 1);
-  assert_int_equal(f.fails, 0);
-  g->guilty = 2;
-  work_wait(&w, 1);
-  failed(1, 1, MLFAB_ERR_PEER_DEAD);
+  named(g, 1);
   end_group(g);
-  g = plain_group(2, 1);
-  g->guilty = 1;
-  work_wait(&w, 3 * BEAT);
-  failed(2, 0, MLFAB_ERR_PEER_DEAD);
+  named(plain_group(2, 1), 0);
 }
 
 /* A server that waits gets a report of progress once a heartbeat, with the length when it is known. */
@@ -1604,19 +1584,18 @@ static void bad_model(spread *s, uint64_t bytes, uint32_t flags, const void *bul
 }
 
 WITH_ALL(test_bad_spreads) {
-  mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 0};
+  mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 1};
   mlfab__spread_member member = {.request = 100, .worker = 0, .incarnation = 1, .attempt = 1};
   const char *text = "a SPREAD that does not parse, or comes twice", *more = "more or less bytes";
   spread s;
-  tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &m, &member), text); /* no members */
-  m.members = 1;
-  tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &m, &member) - 1, text);
-  m.request = 1; /* of a worker */
-  tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &m, &member), text);
-  m.request = MLFAB__SPREAD_BIT | 1;
-  member.worker = WORKERS;
-  tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &m, &member), text);
-  member.worker = 0;
+  for (uint32_t i = 0; i < 4; i++) {
+    mlfab__spread bad = m;
+    mlfab__spread_member other = member;
+    if (i == 0) bad.members = 0;
+    if (i == 1) bad.request = 1; /* of a worker */
+    if (i == 2) other.worker = WORKERS;
+    tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &bad, &other) - (i == 3), text);
+  }
   m.bytes = 1 << 20; /* more than a shard */
   tell(MLFAB__SPREAD, mlfab__encode_spread(w.meta, &m, &member), NULL);
   spread_failed(1, 0, MLFAB__NO_NODE, MLFAB_ERR_ARGUMENT);
@@ -1651,17 +1630,9 @@ static void repair(void) {
 /* A group of two, of which one needs a ring. Returns 1 when its sum was right. */
 static int try_group(int packed) {
   seam_lost(&w, 0); /* so that worker 1 needs a ring */
-  group *g = new_group(0, 2, packed);
-  random_segments(&f.prng, &f.layout, 0, &g->shape);
-  g->expected = calloc(1, g->shape.bytes);
+  group *g = random_group(0, 2, packed);
   g->guilty = 3;
-  for (uint32_t k = 0; k < 2; k++) {
-    g->worker[k] = k;
-    g->seq[k] = ++f.seq;
-    g->weight[k] = 1.0;
-    random_update(&f.prng, &f.layout, &g->shape, packed, 0, 60, &g->update[k]);
-    literal_add(&f.layout, &g->shape, g->expected, g->update[k].dense, 1.0, k == 0);
-  }
+  for (uint32_t k = 0; k < 2; k++) add_member(g, k, k, 1.0, 60);
   tell_group(g, -1.0);
   send_all(g, 1);
   work_meet(&w, 0, 1);
