@@ -1564,11 +1564,10 @@ WITH_ALL(test_bad_releases) {
     mlfab__release r = {g->number, i == 0 ? g->shape.bytes + 4 : i == 1 ? 6 : 8};
     uint32_t bytes = mlfab__encode_release(w.meta, &r);
     memset(w.meta + bytes, 0, 8);
-    tell(i < 3 ? MLFAB__RELEASE : MLFAB__GROUP_END,
-         i == 2   ? 15
-         : i == 3 ? 9
-                  : bytes,
-         i < 3 ? "RELEASE" : "GROUP_END");
+    if (i == 3)
+      tell(MLFAB__GROUP_END, 9, "GROUP_END");
+    else
+      tell(MLFAB__RELEASE, i == 2 ? 15 : bytes, "RELEASE");
     free_group(g);
   }
 }

@@ -514,15 +514,10 @@ SCENE(test_ignored) {
   mlfab_request request = ask_all();
   uint64_t id = servers[0].pull.request;
   list(0, 0);
+  const uint64_t others[][2] = {
+      {id + 1, 1}, {0, 1}, {id, 0}, {id, 2}}; /* of a pull, and how often it was asked */
   for (uint32_t i = 0; i < 4; i++)
-    tell_as(0,
-            i == 0   ? id + 1
-            : i == 1 ? 0
-                     : id,
-            i == 2   ? 0
-            : i == 3 ? 2
-                     : 1,
-            0, nruns, MLFAB__MODEL_LAST, files[0], 64);
+    tell_as(0, others[i][0], (uint32_t)others[i][1], 0, nruns, MLFAB__MODEL_LAST, files[0], 64);
   assert_int_equal(holds(), 0);
   tell(0, 0, 0, nruns, MLFAB__MODEL_LAST);
   tell(0, 0, 0, nruns, MLFAB__MODEL_LAST);

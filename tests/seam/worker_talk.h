@@ -11,6 +11,7 @@ enum { RANK = 1, WORKERS = 5, SERVERS = 2, SHARD = 65536, BYTES = SHARD * SERVER
 enum { LENT = 5, EAGER = 8192, SLICE = 4096 };
 #define BEAT 1000000000u
 
+static const uint64_t tensor_counts[] = {SHARD / 4, 512, SHARD / 4 - 512};
 static uint8_t weights[BYTES];
 static uint64_t u; /* number of the update that was announced last */
 
@@ -22,7 +23,6 @@ static mlfab_config world(uint32_t scheduler) {
 
 /* Opens the worker with a model of 32 slices. Loans are reported by hand. */
 static void begin_with(const mlfab_config *config, const mlfab_model_options *options) {
-  static const uint64_t counts[] = {SHARD / 4, 512, SHARD / 4 - 512};
   mlfab_model_options cut = {.size = sizeof cut};
   if (options) cut = *options;
   cut.slices = BYTES / SLICE;
@@ -31,7 +31,7 @@ static void begin_with(const mlfab_config *config, const mlfab_model_options *op
   u = 0;
   talk_open(config);
   for (uint32_t i = 0; i < 3; i++)
-    CALL(TENSOR_ADD, .tensor = i, .dtype = MLFAB_F32, .count = counts[i]);
+    CALL(TENSOR_ADD, .tensor = i, .dtype = MLFAB_F32, .count = tensor_counts[i]);
   talk_stand(&cut);
 }
 
@@ -55,10 +55,7 @@ static inline int close_worker(void **state) {
 
 static inline mlfab_buf buffer(uint32_t tensor, void *data) {
   return OF(mlfab_buf, .tensor = tensor, .data = data,
-            .count = tensor == MLFAB_ALL ? BYTES / 4
-                     : tensor == 0       ? SHARD / 4
-                     : tensor == 1       ? 512
-                                         : SHARD / 4 - 512);
+            .count = tensor == MLFAB_ALL ? BYTES / 4 : tensor_counts[tensor]);
 }
 
 static inline mlfab_request push_with(uint32_t tensor, const mlfab_push_options *options) {
