@@ -42,8 +42,8 @@ FLAGS     = -std=c11 $(WARNINGS) $(CFLAGS) $(OPTIMIZE) $(SAN) $(CPPFLAGS) $(MORE
 LINK      = $(CC) $(CFLAGS) $(SAN) $(LDFLAGS)
 LIBS     := -lpthread -lm $(LDLIBS)
 
-# Tests are compiled with less optimization, since most of them run for less time than that takes.
-$(BUILD)/tests/%.o: OPTIMIZE = -O1
+# Tests are compiled with less optimization, since most of them run for less time than that takes. Sanitizers add much code.
+$(BUILD)/tests/%.o: OPTIMIZE = $(if $(SAN),-O0,-O1)
 $(BUILD)/tests/bench/%.o $(BUILD)/tests/paper/%.o $(BUILD)/tests/unit/test_traps.o $(BUILD)/tests/sim/test_collective.o: OPTIMIZE =
 $(BUILD)/extras/%.o $(BUILD)/tests/extras/%.o: MORE = $(EXTRA_FLAGS)
 $(BUILD)/tests/fuzz/%.o: MORE = $(if $(findstring fuzzer,$(SAN)),,-DFUZZ_MAIN)

@@ -609,7 +609,7 @@ FABRIC_TEST(test_definition) {
 #define TRY(rule, sync, change, code, text) \
   o = rules(rule, sync), change;            \
   REFUSED(n, mlfab_model_start(n, &o, &good, 1), MLFAB_ERR_##code, text)
-  const int sgd = MLFAB_OPTIMIZER_SGD, momentum = MLFAB_OPTIMIZER_MOMENTUM;
+  enum { sgd = MLFAB_OPTIMIZER_SGD, momentum = MLFAB_OPTIMIZER_MOMENTUM };
   TRY(sgd, MLFAB_SYNC_ASYNC, o.mean = 1, UNSUPPORTED, "mean");
   TRY(sgd, MLFAB_SYNC_ASYNC, o.deterministic = 1, UNSUPPORTED, "deterministic");
   TRY(9, MLFAB_SYNC_ASYNC, (void)0, UNSUPPORTED, "optimizer");
