@@ -33,6 +33,9 @@ enum op {
   ARM
 };
 
+/* Rank 1 does not answer these: they return nothing. */
+static int is_silent(uint64_t op) { return op == FLUSH || op == RELEASE; }
+
 typedef struct order {
   uint64_t op, end, link, token, number, opaque;
   uint32_t head_bytes, bulk_bytes; /* that follow */
@@ -244,7 +247,7 @@ static void *remote_serve(void *argument) {
     remote_do(&o, a, head, bulk);
     if (o.op != SEND) free(bulk);
     free(head);
-    put(fd, a, sizeof *a);
+    if (!is_silent(o.op)) put(fd, a, sizeof *a);
     if (o.op == POLL && a->code && a->event.kind == MLFAB_IO_FRAME) {
       put(fd, a->event.head, a->event.head_bytes);
       put(fd, a->event.bulk, a->event.bulk_bytes);
@@ -276,6 +279,15 @@ static void ask(int which, const order *o, const void *head, const void *bulk, a
   put(c->fd, head, o->head_bytes);
   put(c->fd, bulk, o->bulk_bytes);
   if (!get(c->fd, a, sizeof *a)) stop("rank 1 is gone");
+  pthread_mutex_unlock(&c->lock);
+}
+
+/* An order that rank 1 carries out before the next one. */
+static void leave(const apart_end *e, order o) {
+  channel *c = &channels[CALLS];
+  o.end = e->id;
+  pthread_mutex_lock(&c->lock);
+  put(c->fd, &o, sizeof o);
   pthread_mutex_unlock(&c->lock);
 }
 
@@ -363,7 +375,7 @@ static void apart_flush(void *self) {
   if (e->self)
     mlfab_transport_mpi()->flush(e->self);
   else
-    tell(e, (order){.op = FLUSH}, NULL);
+    leave(e, (order){.op = FLUSH});
 }
 
 /* Reads the frame behind the answer. */
@@ -395,7 +407,7 @@ static int apart_poll(void *self, mlfab_io_event *event) {
   if (found && event->kind == MLFAB_IO_FRAME)
     apart_frame_of(event, a->opaque);
   else if (found) /* the suite releases frames only */
-    tell(e, (order){.op = RELEASE, .opaque = a->opaque}, NULL);
+    leave(e, (order){.op = RELEASE, .opaque = a->opaque});
   free(a);
   return found;
 }
@@ -406,7 +418,7 @@ static void apart_release(void *self, const mlfab_io_event *event) {
   if (e->self) {
     mlfab_transport_mpi()->release(e->self, event);
   } else if (frame) {
-    tell(e, (order){.op = RELEASE, .opaque = frame->opaque}, NULL);
+    leave(e, (order){.op = RELEASE, .opaque = frame->opaque});
     free(frame->bytes);
     free(frame);
   }

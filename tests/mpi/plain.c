@@ -1,8 +1,9 @@
-/* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain [MODE]
+/* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain [MODE]...
  *
- * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), loop (allreduces of one size, for
- * partial reductions), init (MPI_Init instead of MPI_Init_thread), mixed (a gather whose receive types differ between the
- * ranks: MPI allows it, and MPICH 4.0 alone fails). Exit status 1, and a line, where a value is wrong. */
+ * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), sums (a part of them), loop
+ * (allreduces of floats of one size, for partial reductions), wide (of doubles), mixed (a gather whose receive types
+ * differ between the ranks: MPI allows it, and MPICH 4.0 alone fails), init (MPI_Init instead of MPI_Init_thread).
+ * Several modes follow one another. Exit status 1, and a line, where a value is wrong. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -161,41 +162,53 @@ static void test_broadcast(void) {
 }
 
 /* What a trainer does: a large sum, and an exact decision whether to stop. */
-static void test_loop(void) {
+static void test_loop(int wide) {
   for (int step = 0; step < STEPS; step++) {
     int on = step + 1 < STEPS, all;
     for (int i = 0; i < COUNT; i++) f32[i] = 1;
-    MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    for (int i = 1; i < COUNT; i++) check("an element", (double)f32_out[i], (double)f32_out[0]);
+    for (int i = 0; i < COUNT; i++) f64[i] = 1;
+    if (wide)
+      MPI_Allreduce(MPI_IN_PLACE, f64, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    else
+      MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    double first = wide ? f64[0] : (double)f32_out[0];
+    for (int i = 1; i < COUNT; i++) check("an element", wide ? f64[i] : (double)f32_out[i], first);
     MPI_Allreduce(&on, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     check("the decision", all, on * size);
-    if (rank == 0) printf("step %d: %g\n", step, (double)f32_out[0]);
+    if (rank == 0) printf("step %d: %g\n", step, first);
   }
 }
 
+static void test_all(void) {
+  test_sums();
+  test_part();
+  test_nonblocking();
+  test_scatter(0);
+  test_scatter(1);
+  for (int how = 0; how < GATHER_MIXED; how++) test_gather((enum gather)how);
+  test_broadcast();
+}
+
+static void test(const char *mode) {
+  if (!strcmp(mode, "all")) test_all();
+  if (!strcmp(mode, "sums")) test_sums();
+  if (!strcmp(mode, "loop")) test_loop(0);
+  if (!strcmp(mode, "wide")) test_loop(1);
+  if (!strcmp(mode, "mixed")) test_gather(GATHER_MIXED);
+  if (rank == 0) printf("%s: all is right\n", mode);
+  fflush(stdout);
+}
+
 int main(int argc, char **argv) {
-  const char *mode = argc > 1 ? argv[1] : "all";
-  int level;
-  if (!strcmp(mode, "init"))
+  int level, init = 0;
+  for (int i = 1; i < argc; i++) init |= !strcmp(argv[i], "init");
+  if (init)
     MPI_Init(&argc, &argv);
   else
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (!strcmp(mode, "loop")) {
-    test_loop();
-  } else if (!strcmp(mode, "mixed")) {
-    test_gather(GATHER_MIXED);
-  } else {
-    test_sums();
-    test_part();
-    test_nonblocking();
-    test_scatter(0);
-    test_scatter(1);
-    for (int how = 0; how < GATHER_MIXED; how++) test_gather((enum gather)how);
-    test_broadcast();
-  }
-  if (rank == 0) printf("all is right\n");
+  for (int i = 1; i < argc; i++) test(argv[i]);
   MPI_Finalize();
   return 0;
 }

@@ -1,23 +1,33 @@
-/* world.c - one process of an MPI job that uses mlfab over MPI: mpirun -n N world [WORD=VALUE]...
+/* world.c - one process of an MPI job that uses mlfab over MPI: mpirun -n N world [WORD=VALUE]... [-- [WORD=VALUE]...]...
  *
+ * Words behind a `--` belong to one case, and words before the first `--` to all cases. A job runs its cases one after
+ * the other, so one mpirun shows many of them. Without `--` there is one case, with number 0.
+ *
+ * For the whole job:
  *    init=none|single|funneled|serialized|multiple   how the program initialises MPI itself; none: mlfab does
+ *    info=1             says what was compiled in, before anything else
+ *
+ * In a case:
  *    progress=thread|hand                            config.progress
  *    split=N            processes whose MPI rank has the same remainder modulo N are a fabric of their own
+ *    new=1              the fabric is over a new communicator of all processes
  *    roles=3s,0c        MPI rank 3 has the role server, 0 scheduler; in a split, ranks of the part
  *    RANK:NAME=VALUE    mlfab_config_set in the process with this MPI rank; without `RANK:` in all
- *    absent=RANKS       these processes do not open a context; or, with late=MS, so much later than the others
+ *    absent=RANKS       these processes nap, and do not open a context
+ *    late=RANKS         these processes nap before they open a context
+ *    nap=MS             so long
  *    opens=N            opens and closes so many contexts one after the other (1), also after one that fails
  *    once=RANK          this process opens one context only
  *    idle=MS            the worker with rank 0 naps so long; the others wait for it in a barrier, and tell their
  *                       processor time
  *    spin=US            config.spin_ns, in microseconds
- *    info=1             says what was compiled in, before anything else
  *    cancels=N          every worker cancels N pushes at once, and overwrites their buffers with NaN
- *    open=1             MPI_Finalize comes before mlfab_close
- *    bare=1             exits without mlfab_close
+ *    open=1             MPI_Finalize comes before mlfab_close; the last case
+ *    bare=1             exits without mlfab_close; the last case
  *
  * Every worker pushes its own updates, and the model counts them; then collectives of several sizes, whose sums are
- * known. Prints a line `ok rank R of W as WHAT` or `fail NAME RANK TEXT`. */
+ * known. A line begins with the number of its case: `0: ok rank R of W as WHAT` or `0: fail NAME RANK TEXT`; a process
+ * that was not absent ends its case with `0: end CODE`. The exit status is 0 if all cases have run. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -26,6 +36,7 @@
 #include <mpi.h>
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,11 +50,23 @@ static mlfab_config config;
 static int mpi_rank = -1;
 static long idle_ms;
 static int cancels;
+static int number;     /* of the case */
+static MPI_Comm *comm; /* the communicator of the case */
 static float *data, *model;
 
-static int fail(int code, const mlfab_error *error) {
-  printf("fail %s %d %s\n", mlfab_error_name(code), (int)error->rank, error->text);
+/* A line of the case, in one piece beside those of other processes. */
+static void say(const char *format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  printf("%d: %s\n", number, text);
   fflush(stdout);
+}
+
+static int fail(int code, const mlfab_error *error) {
+  say("fail %s %d %s", mlfab_error_name(code), (int)error->rank, error->text);
   return code;
 }
 
@@ -55,8 +78,7 @@ static int failed(int code) {
 }
 
 static int wrong(const char *what, double is, double should) {
-  printf("fail wrong %d %s is %g, not %g\n", mpi_rank, what, is, should);
-  fflush(stdout);
+  say("fail wrong %d %s is %g, not %g", mpi_rank, what, is, should);
   return MLFAB_ERR_INTERNAL;
 }
 
@@ -129,7 +151,7 @@ static int idle(uint32_t rank) {
   double before = processor_seconds();
   if (rank == 0) nanosleep(&nap, NULL);
   int code = mlfab_barrier(fabric, NULL);
-  printf("idle %u %.3f\n", rank, processor_seconds() - before);
+  say("idle %u %.3f", rank, processor_seconds() - before);
   return failed(code);
 }
 
@@ -141,7 +163,7 @@ static int work(void) {
   if (code) return failed(code);
   if (rank < 0) {
     code = failed(mlfab_serve(fabric, 0));
-    if (!code) printf("ok rank %d of %u as server\n", mpi_rank, workers);
+    if (!code) say("ok rank %d of %u as server", mpi_rank, workers);
     return code;
   }
   code = train((uint32_t)rank, workers);
@@ -149,7 +171,7 @@ static int work(void) {
     code = sum((uint32_t)rank, workers, counts[i]);
   if (!code && cancels) code = cancel();
   if (!code && idle_ms) code = idle((uint32_t)rank);
-  if (!code) printf("ok rank %d of %u as worker %d\n", mpi_rank, workers, (int)rank);
+  if (!code) say("ok rank %d of %u as worker %d", mpi_rank, workers, (int)rank);
   return code;
 }
 
@@ -158,7 +180,6 @@ static int open_and_work(int bare, int open) {
   int code = mlfab_open(&config, &fabric, &error);
   if (code) return fail(code, &error);
   code = work();
-  fflush(stdout);
   if (bare) exit(code ? 1 : 0);
   if (open) MPI_Finalize();
   int closed = mlfab_close(&fabric);
@@ -167,11 +188,31 @@ static int open_and_work(int bare, int open) {
 
 /* ---- arguments ---- */
 
-static const char *value_of(int argc, char **argv, const char *word, const char *standard) {
+static struct {
+  char **at;
+  int count;
+} words[2]; /* of the case, and of all cases */
+
+static const char *value_of(const char *word, const char *standard) {
   size_t n = strlen(word);
-  for (int i = 1; i < argc; i++)
-    if (!strncmp(argv[i], word, n) && argv[i][n] == '=') return argv[i] + n + 1;
+  for (int k = 0; k < 2; k++) {
+    for (int i = 0; i < words[k].count; i++)
+      if (!strncmp(words[k].at[i], word, n) && words[k].at[i][n] == '=')
+        return words[k].at[i] + n + 1;
+  }
   return standard;
+}
+
+static int number_of(const char *word, int standard) {
+  const char *value = value_of(word, NULL);
+  return value ? atoi(value) : standard;
+}
+
+static int is_listed(const char *word, int rank) {
+  const char *list = value_of(word, "");
+  for (; *list; list += strcspn(list, ","), list += *list == ',')
+    if (atoi(list) == rank) return 1;
+  return 0;
 }
 
 static void set_roles(const char *roles, int rank) {
@@ -182,28 +223,41 @@ static void set_roles(const char *roles, int rank) {
   }
 }
 
-/* The settings that are mlfab's. */
-static int set_config(int argc, char **argv, int rank) {
-  static const char *const own[] = {"init", "split", "roles", "absent",  "late", "once", "opens",
-                                    "idle", "open",  "bare",  "cancels", "spin", "info"};
-  for (int i = 1; i < argc; i++) {
-    char name[64] = "", *at = argv[i];
-    size_t n = strcspn(at, ":=");
-    int mine = 1;
-    if (at[n] == ':' && at[0] >= '0' && at[0] <= '9') {
-      mine = atoi(at) == rank;
-      at += n + 1;
-      n = strcspn(at, "=");
-    }
-    for (size_t k = 0; k < sizeof own / sizeof *own; k++)
-      mine &= strlen(own[k]) != n || strncmp(own[k], at, n) != 0;
-    if (!mine || !at[n] || n >= sizeof name) continue;
-    memcpy(name, at, n);
-    mlfab_error error = {.code = 0};
-    int code = mlfab_config_set(&config, name, at + n + 1, &error);
-    if (code) return fail(code, &error);
+/* A setting that is mlfab's. */
+static int set(char *word, int rank) {
+  static const char *const own[] = {"init", "split", "new",     "roles", "absent",
+                                    "late", "nap",   "once",    "opens", "idle",
+                                    "open", "bare",  "cancels", "spin",  "info"};
+  char name[64] = "";
+  size_t n = strcspn(word, ":=");
+  int mine = 1;
+  if (word[n] == ':' && word[0] >= '0' && word[0] <= '9') {
+    mine = atoi(word) == rank;
+    word += n + 1;
+    n = strcspn(word, "=");
   }
-  set_roles(value_of(argc, argv, "roles", ""), rank);
+  for (size_t k = 0; k < sizeof own / sizeof *own; k++)
+    mine &= strlen(own[k]) != n || strncmp(own[k], word, n) != 0;
+  if (!mine || !word[n] || n >= sizeof name) return 0;
+  memcpy(name, word, n);
+  mlfab_error error = {.code = 0};
+  int code = mlfab_config_set(&config, name, word + n + 1, &error);
+  return code ? fail(code, &error) : 0;
+}
+
+static int set_config(int rank) {
+  mlfab_config_init(&config);
+  config.transports = MLFAB_USE_MPI;
+  config.timeout_ns = 60000000000u;
+  config.spin_ns = (uint64_t)number_of("spin", 0) * 1000;
+  config.transport_user = comm;
+  for (int k = 1; k >= 0; k--) {
+    for (int i = 0; i < words[k].count; i++) {
+      int code = set(words[k].at[i], rank);
+      if (code) return code;
+    }
+  }
+  set_roles(value_of("roles", ""), rank);
   return 0;
 }
 
@@ -219,23 +273,64 @@ static int initialise(const char *how) {
   return 1;
 }
 
-static int is_listed(const char *list, int rank) {
-  for (; *list; list += strcspn(list, ","), list += *list == ',')
-    if (atoi(list) == rank) return 1;
-  return 0;
+/* ---- cases ---- */
+
+static void nap(int ms) {
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
+  nanosleep(&t, NULL);
+}
+
+/* Waits for the other processes. A blocking call of MPI would use a processor meanwhile. */
+static void meet(void) {
+  int begun = 0, ended = 0, done = 0;
+  MPI_Request request;
+  MPI_Initialized(&begun);
+  MPI_Finalized(&ended);
+  if (!begun || ended) return;
+  MPI_Ibarrier(MPI_COMM_WORLD, &request);
+  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) nap(1);
 }
 
 /* The program's communicator carries no message of mlfab's. */
 static int stray(void) {
   MPI_Status status;
   int found = 0;
-  MPI_Barrier(MPI_COMM_WORLD);
+  meet();
   for (int i = 0; i < 100 && !found; i++) {
-    struct timespec nap = {0, 1000000};
-    nanosleep(&nap, NULL);
-    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, &status);
+    nap(1);
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm ? *comm : MPI_COMM_WORLD, &found, &status);
   }
   return found ? wrong("the source of a stray message", status.MPI_SOURCE, -1) : 0;
+}
+
+/* The communicator of the case, and this process's rank in it. */
+static int choose_comm(void) {
+  static MPI_Comm part;
+  int split = number_of("split", 0), rank = mpi_rank;
+  comm = NULL;
+  if (!split && !number_of("new", 0)) return rank;
+  comm = &part;
+  MPI_Comm_split(MPI_COMM_WORLD, split ? mpi_rank % split : 0, 0, &part);
+  MPI_Comm_rank(part, &rank);
+  return rank;
+}
+
+static void run_case(void) {
+  int opens = is_listed("once", mpi_rank) ? 1 : number_of("opens", 1);
+  int absent = is_listed("absent", mpi_rank);
+  cancels = number_of("cancels", 0);
+  idle_ms = number_of("idle", 0);
+  int code = set_config(choose_comm());
+  if (absent || is_listed("late", mpi_rank)) nap(number_of("nap", 0));
+  if (code) opens = 0;
+  for (int i = 0; i < opens && !absent; i++) {
+    int ended = open_and_work(number_of("bare", 0), number_of("open", 0));
+    if (!code) code = ended;
+  }
+  int strays = value_of("late", NULL) ? stray() : 0;
+  if (!code) code = strays;
+  if (!absent) say("end %d", code);
+  meet();
 }
 
 /* The rank that the launcher has told this process, before MPI is initialised. */
@@ -245,46 +340,36 @@ static int launched_rank(void) {
   return rank ? atoi(rank) : 0;
 }
 
+/* Number of words before the next `--`. */
+static int take_words(char **at) {
+  int n = 0;
+  while (at[n] && strcmp(at[n], "--") != 0) n++;
+  return n;
+}
+
 int main(int argc, char **argv) {
-  static MPI_Comm part;
-  int split = atoi(value_of(argc, argv, "split", "0")), code = 0, rank;
-  int open = atoi(value_of(argc, argv, "open", "0")),
-      bare = atoi(value_of(argc, argv, "bare", "0"));
-  int opens = atoi(value_of(argc, argv, "opens", "1"));
-  cancels = atoi(value_of(argc, argv, "cancels", "0"));
-  idle_ms = atoi(value_of(argc, argv, "idle", "0"));
-  if (atoi(value_of(argc, argv, "info", "0"))) printf("built %s\n", mlfab_build_info());
-  int mine = initialise(value_of(argc, argv, "init", "none"));
+  int ended = 0;
+  (void)argc;
+  char **at = argv + 1;
+  words[1].at = at;
+  words[1].count = take_words(at);
+  at += words[1].count;
+  if (number_of("info", 0)) printf("built %s\n", mlfab_build_info());
+  int mine = initialise(value_of("init", "none"));
   data = calloc(SMALL + LARGE, sizeof *data);
   model = calloc(SMALL + LARGE, sizeof *model);
-  rank = mpi_rank = launched_rank();
+  mpi_rank = launched_rank();
   if (!data || !model) return 1;
-  mlfab_config_init(&config);
-  config.transports = MLFAB_USE_MPI;
-  config.timeout_ns = 60000000000u;
-  config.spin_ns = strtoull(value_of(argc, argv, "spin", "0"), NULL, 10) * 1000;
-  if (split) {
-    MPI_Comm_split(MPI_COMM_WORLD, mpi_rank % split, 0, &part);
-    MPI_Comm_rank(part, &rank);
-    config.transport_user = &part;
-  }
-  code = set_config(argc, argv, rank);
-  if (code) return 1;
-  int late_ms = atoi(value_of(argc, argv, "late", "0"));
-  if (is_listed(value_of(argc, argv, "once", ""), mpi_rank)) opens = 1;
-  int absent = !code && is_listed(value_of(argc, argv, "absent", ""), mpi_rank);
-  if (absent) {
-    long ms = late_ms ? late_ms : 4000;
-    struct timespec nap = {ms / 1000, ms % 1000 * 1000000};
-    nanosleep(&nap, NULL);
-  }
-  for (int i = 0; i < opens && !(absent && !late_ms); i++) {
-    int ended = open_and_work(bare, open);
-    if (!code) code = ended;
-  }
-  if (late_ms && !code && mine) code = stray();
-  if (mine && !open) MPI_Finalize();
+  do {
+    words[0].at = *at ? ++at : at;
+    words[0].count = take_words(at);
+    at += words[0].count;
+    run_case();
+    number++;
+  } while (*at);
+  MPI_Finalized(&ended);
+  if (mine && !ended) MPI_Finalize();
   free(data);
   free(model);
-  return code ? 1 : 0;
+  return 0;
 }
