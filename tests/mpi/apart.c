@@ -6,7 +6,8 @@
  * table of functions.
  *
  * Rank 1 keeps what is borrowed, and overwrites it when the transport has returned it, as the suite does. There are
- * three sockets, each with a thread in rank 1, because wait and wake may run beside the other functions. */
+ * three sockets, each with a thread in rank 1, because wait and wake may run beside the other functions. One answer to
+ * POLL has several events, all of which the suite takes before it calls another function, except release. */
 #include "../conform/conform.h"
 
 #include <mpi.h>
@@ -15,7 +16,11 @@
 #include <sys/un.h>
 
 enum { CALLS, WAITS, WAKES, CHANNELS };
-enum { LOANS = 4096 };
+enum {
+  LOANS = 4096,
+  PUMP = 64,            /* events that the suite takes at most between two flushes */
+  BATCH_BYTES = 1 << 18 /* rank 1 tells no further event in the same answer */
+};
 
 enum op {
   OPEN,
@@ -43,13 +48,24 @@ typedef struct order {
 } order;
 
 typedef struct answer {
-  int64_t code;
-  uint64_t end, allocations, opaque;
+  int64_t code; /* POLL: the number of notices that follow */
+  uint64_t end, allocations;
   int64_t bytes;
-  mlfab_io_event event; /* the pointers mean nothing */
-  uint32_t has_text;
-  char text[400], address[256];
+  char address[256];
 } answer;
+
+/* An event; the bytes of a frame follow. */
+typedef struct notice {
+  mlfab_io_event event; /* the pointers mean nothing */
+  uint64_t opaque;
+  uint32_t has_text;
+  char text[400];
+} notice;
+
+typedef struct bundle {
+  uint8_t *at;
+  size_t count, room;
+} bundle;
 
 typedef struct channel {
   int fd;
@@ -169,18 +185,45 @@ static void remote_send(remote *r, const order *o, answer *a, const uint8_t *hea
   r->loans[r->count++] = (loan){(uint32_t)o->link, o->token, bulk, o->bulk_bytes};
 }
 
-static void remote_poll(remote *r, answer *a) {
+static void add(bundle *to, const void *data, size_t count) {
+  while (to->count + count > to->room) {
+    to->room = 2 * to->room + 4096;
+    to->at = realloc(to->at, to->room);
+    if (!to->at) stop("out of memory");
+  }
+  if (count) memcpy(to->at + to->count, data, count);
+  to->count += count;
+}
+
+/* Adds the next event. A frame is released by a later order. */
+static int remote_take(remote *r, bundle *to) {
   mlfab_io_event *event = memory(sizeof *event);
-  a->code = mlfab_transport_mpi()->poll(r->self, event);
-  a->event = *event;
-  if (a->code && event->kind == MLFAB_IO_SENT) remote_return(r, event->link, event->token);
-  if (a->code && event->kind == MLFAB_IO_DOWN && event->link) remote_return(r, event->link, 0);
-  a->has_text = event->text != NULL;
-  if (event->text) snprintf(a->text, sizeof a->text, "%s", event->text);
-  if (a->code)
-    a->opaque = (uint64_t)(uintptr_t)event;
-  else
-    free(event);
+  notice n = {.opaque = (uint64_t)(uintptr_t)event};
+  int found = mlfab_transport_mpi()->poll(r->self, event);
+  if (found && event->kind == MLFAB_IO_SENT) remote_return(r, event->link, event->token);
+  if (found && event->kind == MLFAB_IO_DOWN && event->link) remote_return(r, event->link, 0);
+  n.event = *event;
+  n.has_text = event->text != NULL;
+  if (event->text) snprintf(n.text, sizeof n.text, "%s", event->text);
+  if (found) add(to, &n, sizeof n);
+  if (found && event->kind == MLFAB_IO_FRAME) {
+    add(to, event->head, event->head_bytes);
+    add(to, event->bulk, event->bulk_bytes);
+    return 1;
+  }
+  if (found) mlfab_transport_mpi()->release(r->self, event);
+  free(event);
+  return found;
+}
+
+/* The answer, and up to `most` events behind it. */
+static void remote_poll(remote *r, uint64_t most, bundle *to) {
+  answer a = {.code = 0};
+  add(to, &a, sizeof a);
+  while ((uint64_t)a.code < most && to->count < BATCH_BYTES && remote_take(r, to)) a.code++;
+  a.allocations = r->allocations;
+  a.bytes = r->bytes;
+  memcpy(to->at, &a, sizeof a);
 }
 
 static void remote_do(const order *o, answer *a, const uint8_t *head, void *bulk) {
@@ -212,9 +255,6 @@ static void remote_do(const order *o, answer *a, const uint8_t *head, void *bulk
     case FLUSH:
       table->flush(r->self);
       break;
-    case POLL:
-      remote_poll(r, a);
-      break;
     case RELEASE:
       table->release(r->self, event);
       free(event);
@@ -240,20 +280,25 @@ static void remote_do(const order *o, answer *a, const uint8_t *head, void *bulk
 static void *remote_serve(void *argument) {
   int fd = *(int *)argument;
   order o;
+  bundle events = {NULL, 0, 0};
   while (get(fd, &o, sizeof o)) {
     answer *a = memory(sizeof *a);
     uint8_t *head = memory(o.head_bytes), *bulk = memory(o.bulk_bytes);
     if (!get(fd, head, o.head_bytes) || !get(fd, bulk, o.bulk_bytes)) stop("half an order");
-    remote_do(&o, a, head, bulk);
+    events.count = 0;
+    if (o.op == POLL)
+      remote_poll((remote *)(uintptr_t)o.end, o.number, &events);
+    else
+      remote_do(&o, a, head, bulk);
     if (o.op != SEND) free(bulk);
     free(head);
-    if (!is_silent(o.op)) put(fd, a, sizeof *a);
-    if (o.op == POLL && a->code && a->event.kind == MLFAB_IO_FRAME) {
-      put(fd, a->event.head, a->event.head_bytes);
-      put(fd, a->event.bulk, a->event.bulk_bytes);
-    }
+    if (o.op == POLL)
+      put(fd, events.at, events.count);
+    else if (!is_silent(o.op))
+      put(fd, a, sizeof *a);
     free(a);
   }
+  free(events.at);
   return NULL;
 }
 
@@ -263,6 +308,8 @@ typedef struct apart_end {
   void *self;  /* a transport of this process, or NULL */
   uint64_t id; /* rank 1's */
   conform_end *user;
+  uint64_t taken,
+      left; /* events since the last flush; those that rank 1 has told, and are still to be read */
   char text[400];
 } apart_end;
 
@@ -294,6 +341,7 @@ static void leave(const apart_end *e, order o) {
 /* An order without bytes. The counters of rank 1's memory become those of the end. */
 static int64_t tell(apart_end *e, order o, answer *a) {
   answer *own = a ? a : memory(sizeof *own);
+  if (e->left) stop("the suite has not taken all events");
   o.end = e->id;
   ask(CALLS, &o, NULL, NULL, own);
   int64_t code = own->code;
@@ -358,6 +406,7 @@ static int apart_send(void *self, uint32_t link, const void *head, uint32_t head
   apart_end *e = self;
   if (e->self)
     return mlfab_transport_mpi()->send(e->self, link, head, head_bytes, bulk, bulk_bytes, token);
+  if (e->left) stop("the suite has not taken all events");
   answer *a = memory(sizeof *a);
   order o = {.op = SEND, .end = e->id, .link = link, .token = token};
   o.head_bytes = head_bytes;
@@ -376,9 +425,10 @@ static void apart_flush(void *self) {
     mlfab_transport_mpi()->flush(e->self);
   else
     leave(e, (order){.op = FLUSH});
+  e->taken = 0;
 }
 
-/* Reads the frame behind the answer. */
+/* Reads the frame behind the notice. */
 static void apart_frame_of(mlfab_io_event *event, uint64_t opaque) {
   apart_frame *frame = memory(sizeof *frame);
   uint32_t gap = (event->head_bytes + 15) & ~15u;
@@ -394,22 +444,21 @@ static void apart_frame_of(mlfab_io_event *event, uint64_t opaque) {
 
 static int apart_poll(void *self, mlfab_io_event *event) {
   apart_end *e = self;
+  notice n;
   if (e->self) return mlfab_transport_mpi()->poll(e->self, event);
-  answer *a = memory(sizeof *a);
-  int found = (int)tell(e, (order){.op = POLL}, a);
-  *event = a->event;
+  *event = (mlfab_io_event){0};
+  if (!e->left)
+    e->left = (uint64_t)tell(
+        e, (order){.op = POLL, .number = e->taken < PUMP ? PUMP - e->taken : 1}, NULL);
+  if (!e->left) return 0;
+  if (!get(channels[CALLS].fd, &n, sizeof n)) stop("half an answer");
+  e->left--;
+  e->taken++;
+  *event = n.event;
   event->head = event->bulk = event->opaque = NULL;
-  event->text = NULL;
-  if (found && a->has_text) {
-    memcpy(e->text, a->text, sizeof e->text);
-    event->text = e->text;
-  }
-  if (found && event->kind == MLFAB_IO_FRAME)
-    apart_frame_of(event, a->opaque);
-  else if (found) /* the suite releases frames only */
-    leave(e, (order){.op = RELEASE, .opaque = a->opaque});
-  free(a);
-  return found;
+  event->text = n.has_text ? memcpy(e->text, n.text, sizeof e->text) : NULL;
+  if (event->kind == MLFAB_IO_FRAME) apart_frame_of(event, n.opaque);
+  return 1;
 }
 
 static void apart_release(void *self, const mlfab_io_event *event) {
@@ -554,7 +603,7 @@ static void *keep_polling(void *self) {
   mlfab_io_event event;
   while (!atomic_load(&over)) {
     mlfab_transport_mpi()->poll(self, &event);
-    usleep(100);
+    usleep(1000);
   }
   mlfab_transport_mpi()->close(self);
   return NULL;
