@@ -21,6 +21,7 @@
  *    idle=MS            the worker with rank 0 naps so long; the others wait for it in a barrier, and tell their
  *                       processor time
  *    spin=US            config.spin_ns, in microseconds
+ *    large=N            elements of the large tensor (200000, at most 700000)
  *    cancels=N          every worker cancels N pushes at once, and overwrites their buffers with NaN
  *    open=1             MPI_Finalize comes before mlfab_close; the last case
  *    bare=1             exits without mlfab_close; the last case
@@ -43,12 +44,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
-enum { SMALL = 1000, LARGE = 700000, STEPS = 5 };
+enum { SMALL = 1000, LARGEST = 700000, STEPS = 3 };
 
 static mlfab *fabric;
 static mlfab_config config;
 static int mpi_rank = -1;
 static long idle_ms;
+static int large; /* elements of the second tensor */
 static int cancels;
 static int number;     /* of the case */
 static MPI_Comm *comm; /* the communicator of the case */
@@ -86,21 +88,21 @@ static int wrong(const char *what, double is, double should) {
 
 /* Worker r adds r + 1 to every weight in each step. */
 static int train(uint32_t rank, uint32_t workers) {
-  mlfab_buf weights[] = {{0, 0, model, SMALL}, {1, 0, model + SMALL, LARGE}};
-  mlfab_buf update[] = {{0, 0, data, SMALL}, {1, 0, data + SMALL, LARGE}};
-  memset(model, 0, (SMALL + LARGE) * sizeof *model);
+  mlfab_buf weights[] = {{0, 0, model, SMALL}, {1, 0, model + SMALL, (uint64_t)large}};
+  mlfab_buf update[] = {{0, 0, data, SMALL}, {1, 0, data + SMALL, (uint64_t)large}};
+  memset(model, 0, (size_t)(SMALL + large) * sizeof *model);
   int code = mlfab_tensor_add(fabric, 0, MLFAB_F32, SMALL);
-  if (!code) code = mlfab_tensor_add(fabric, 1, MLFAB_F32, LARGE);
+  if (!code) code = mlfab_tensor_add(fabric, 1, MLFAB_F32, (uint64_t)large);
   if (!code) code = mlfab_model_start(fabric, NULL, weights, 2);
   for (int step = 0; step < STEPS && !code; step++) {
-    for (int i = 0; i < SMALL + LARGE; i++) data[i] = (float)(rank + 1);
+    for (int i = 0; i < SMALL + large; i++) data[i] = (float)(rank + 1);
     code = mlfab_push(fabric, update, 2, NULL, NULL);
   }
   if (!code) code = mlfab_barrier(fabric, NULL);
   if (!code) code = mlfab_pull(fabric, weights, 2, NULL, NULL);
   if (code) return failed(code);
   float should = (float)STEPS * (float)(workers * (workers + 1) / 2);
-  for (int i = 0; i < SMALL + LARGE; i++)
+  for (int i = 0; i < SMALL + large; i++)
     if (model[i] != should) return wrong("a weight", (double)model[i], (double)should);
   return 0;
 }
@@ -118,23 +120,24 @@ static int sum(uint32_t rank, uint32_t workers, uint64_t count) {
 
 /* None of the NaNs may come to the model. */
 static int cancel(void) {
-  mlfab_buf weights = {1, 0, model + SMALL, LARGE}, update = {1, 0, data + SMALL, LARGE};
+  mlfab_buf weights = {1, 0, model + SMALL, (uint64_t)large},
+            update = {1, 0, data + SMALL, (uint64_t)large};
   mlfab_request push;
   int code = 0;
   for (int n = 0; n < cancels && !code; n++) {
-    for (int i = 0; i < LARGE; i++) data[SMALL + i] = 1;
+    for (int i = 0; i < large; i++) data[SMALL + i] = 1;
     code = mlfab_push_start(fabric, &update, 1, NULL, &push);
     if (!code && n % 3) code = mlfab_progress(fabric, (uint64_t)(n % 3) * 300000) < 0;
     if (!code) code = mlfab_cancel(fabric, push);
     if (code) return failed(code);
     code = mlfab_wait(fabric, push, 0, NULL);
     if (code == MLFAB_ERR_CANCELLED || code == MLFAB_ERR_IN_DOUBT) code = 0;
-    for (int i = 0; i < LARGE; i++) data[SMALL + i] = NAN;
+    for (int i = 0; i < large; i++) data[SMALL + i] = NAN;
   }
   if (!code) code = mlfab_barrier(fabric, NULL);
   if (!code) code = mlfab_pull(fabric, &weights, 1, NULL, NULL);
   if (code) return failed(code);
-  for (int i = 0; i < LARGE; i++)
+  for (int i = 0; i < large; i++)
     if (!(model[SMALL + i] >= 0)) return wrong("a weight", (double)model[SMALL + i], 0);
   return 0;
 }
@@ -156,7 +159,7 @@ static int idle(uint32_t rank) {
 }
 
 static int work(void) {
-  static const uint64_t counts[] = {1, 10, 3000, 100000, LARGE};
+  const uint64_t counts[] = {1, 10, 3000, 100000, (uint64_t)large};
   int32_t rank;
   uint32_t workers, servers;
   int code = mlfab_rank(fabric, &rank, &workers, &servers);
@@ -225,9 +228,9 @@ static void set_roles(const char *roles, int rank) {
 
 /* A setting that is mlfab's. */
 static int set(char *word, int rank) {
-  static const char *const own[] = {"init", "split", "new",     "roles", "absent",
-                                    "late", "nap",   "once",    "opens", "idle",
-                                    "open", "bare",  "cancels", "spin",  "info"};
+  static const char *const own[] = {"init",    "split", "new",   "roles", "absent", "late",
+                                    "nap",     "once",  "opens", "idle",  "open",   "bare",
+                                    "cancels", "spin",  "info",  "large"};
   char name[64] = "";
   size_t n = strcspn(word, ":=");
   int mine = 1;
@@ -318,6 +321,7 @@ static int choose_comm(void) {
 static void run_case(void) {
   int opens = is_listed("once", mpi_rank) ? 1 : number_of("opens", 1);
   int absent = is_listed("absent", mpi_rank);
+  large = number_of("large", 200000);
   cancels = number_of("cancels", 0);
   idle_ms = number_of("idle", 0);
   int code = set_config(choose_comm());
@@ -356,8 +360,8 @@ int main(int argc, char **argv) {
   at += words[1].count;
   if (number_of("info", 0)) printf("built %s\n", mlfab_build_info());
   int mine = initialise(value_of("init", "none"));
-  data = calloc(SMALL + LARGE, sizeof *data);
-  model = calloc(SMALL + LARGE, sizeof *model);
+  data = calloc(SMALL + LARGEST, sizeof *data);
+  model = calloc(SMALL + LARGEST, sizeof *model);
   mpi_rank = launched_rank();
   if (!data || !model) return 1;
   do {
