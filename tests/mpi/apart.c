@@ -308,8 +308,8 @@ typedef struct apart_end {
   void *self;  /* a transport of this process, or NULL */
   uint64_t id; /* rank 1's */
   conform_end *user;
-  uint64_t taken,
-      left; /* events since the last flush; those that rank 1 has told, and are still to be read */
+  uint64_t taken; /* events since the last flush */
+  uint64_t left;  /* notices of rank 1 that are still to be read */
   char text[400];
 } apart_end;
 

@@ -6,8 +6,9 @@ then jobs of several processes that mpirun starts, with every way to initialise 
 mistakes that a job can make; the Fortran example; MPI programs with libmlfab_mpi.so preloaded; and jobs that use mpirun
 only to be started.
 
-The start of a job needs half a second of processors and more. So a job of JOBS runs several cases, and tests read the
-lines of theirs. What does not depend on the MPI library is shown with one of them (shared)."""
+The start of a job needs half a second of processors and more. So a job of JOBS runs several cases, one after the other,
+and each test reads the lines of its own cases. Settings that the library reads without MPI are shown with one MPI library
+(shared)."""
 import functools
 import glob
 import itertools
@@ -34,7 +35,7 @@ JOBS = {
     "funneled": (3, "init=funneled", ["large=700000", "mpi_lend=1 opens=2", "progress=thread", "dedicated=1 mpi_lend=0 cancels=9",
                                       "dedicated=1 mpi_lend=1 cancels=9"]),
     "serialized": (2, "init=serialized progress=hand", [""]),
-    "multiple": (3, "init=multiple", [
+    "multiple": (3, "init=multiple", [  # a process that is absent leaves MPI with half a communicator: it is the last case
         "2:servers=2", "1:job=other", "2:transport=mpi+shm", "1:workers_max=8",
         "dedicated=1 servers=1 roles=0s,1s", "dedicated=1 servers=3", "roles=1c",
         "join=1", "replicas=1 dedicated=1 scheduler=own", "coordinator=tcp:127.0.0.1:1",
@@ -53,7 +54,7 @@ ONCE, LOCKS = {}, {}
 
 
 def once(key, function):
-    """What function() returns, or the failure that it raises; several cases read it, and the first of them waits."""
+    """Calls the function for the first test that asks. Returns its result, or raises its failure, for each of them."""
     with LOCKS.setdefault(key, threading.Lock()):
         if key not in ONCE:
             try:
@@ -114,7 +115,7 @@ def shared(some):
 def job(mpi, name, ms):
     processes, words, some = JOBS[name]
     text = " ".join("%s -- %s" % ("" if at else words, case) for at, case in enumerate(some))
-    return mpirun(mpi, processes, "world", *text.format(ms=ms, twice=2 * ms).split(), timeout=300)
+    return mpirun(mpi, processes, "world", *text.format(ms=ms, twice=2 * ms).split(), timeout=400)
 
 
 def case(mpi, name, words, ms=MS):
