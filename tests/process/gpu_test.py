@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 # lane: check
-"""Programs for the GPU, the example build/gpu/14_gpu and tests/gpu/gpu_fabric: on the device where there is one, else on the host."""
+"""Programs for the GPU, the example build/gpu/14_gpu and tests/gpu/gpu_fabric: on the device where there is one, else on the host.
+Where a device and the host are compared, the run on the device is that of another case."""
+import functools
 import os
 import re
 import tempfile
+import threading
 
 from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, start, write_mnist
 
@@ -16,6 +19,16 @@ def built(program):
     """Only nvcc compiles these programs. That is another reason than a GPU that is missing: they run without one."""
     if not os.path.exists(program):
         raise Skip("nvcc is not installed: %s was not built (it needs no GPU)" % os.path.basename(program))
+
+
+def once(function):
+    """The cases that ask get the result of one call."""
+    lock, cached = threading.Lock(), functools.cache(function)
+
+    def result():
+        with lock:
+            return cached()
+    return result
 
 
 def train(*arguments, workers=0, run=(), status=0, stderr=None, **environment):
@@ -51,8 +64,13 @@ def generated(**more):
     return out
 
 
+@once
+def generated_alone():
+    return generated()
+
+
 def test_generated_alone():
-    generated()
+    generated_alone()
 
 
 def test_generated_two_workers():
@@ -89,7 +107,7 @@ def test_has_not_learned():
 
 def test_on_a_gpu():
     """The device and the host learn the same, but for rounding."""
-    device = generated()
+    device = generated_alone()
     reason = re.search(r"^(no GPU) \((.+)\): computing on the host$", device, re.M)
     if reason:
         raise Skip("no GPU: " + reason[2])
@@ -119,9 +137,14 @@ def cases(out, count):
     expect(lines == [("ok", str(number + 1)) for number in range(count)], "%d cases" % count, out)
 
 
+@once
+def fabric_of_two():
+    return fabric(workers=2)
+
+
 def test_fabric():
-    """SGD, compared with float64."""
-    cases(fabric(), 3)
+    """SGD, compared with float64. test_fabric_without_a_worker begins with the same three cases, at three workers."""
+    cases(fabric_of_two(), 3)
 
 
 def test_fabric_adam():
@@ -143,7 +166,7 @@ def test_fabric_times():
 
 def test_fabric_on_a_gpu():
     """Memory of the device, which processes share, and a server's model there."""
-    out = fabric(workers=2)
+    out = fabric_of_two()
     reason = re.search(r"no GPU \((.+)\): ", out)
     if reason:
         raise Skip("no GPU: " + reason[1])
