@@ -246,7 +246,7 @@ dropin switches: all $(PROFILED)
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/error.c base/env.c base/rng.c base/random.c checkpoint/record.c \
-          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/kernels_combine_x86.c kernels/packet.c)
+          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/packet.c)
 fuzz: ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \
 	  LDFLAGS=-fsanitize=fuzzer PARTS='$(FUZZED:%.c=$(BUILD)/libfuzzer/%.o)' $(FUZZERS:%.c=$(BUILD)/libfuzzer/%)
