@@ -248,7 +248,7 @@ dropin switches: all $(PROFILED)
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/error.c base/env.c base/rng.c base/random.c checkpoint/record.c \
           kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/packet.c)
 fuzz: ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
-	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \
+	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' \
 	  LDFLAGS=-fsanitize=fuzzer PARTS='$(FUZZED:%.c=$(BUILD)/libfuzzer/%.o)' $(FUZZERS:%.c=$(BUILD)/libfuzzer/%)
 	@for f in $(FUZZERS:.c=); do mkdir -p $(BUILD)/libfuzzer/$$f.corpus; \
 	  $(BUILD)/libfuzzer/$$f -max_total_time=$${FUZZ_SECONDS:-60} -print_final_stats=1 $(BUILD)/libfuzzer/$$f.corpus || exit 1; done
