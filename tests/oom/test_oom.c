@@ -7,6 +7,7 @@
  * exactly the pushes that succeeded, and a failed call succeeds when it is repeated. */
 #include "../testing.h" /* and cmocka.h */
 
+#include "../unit/kept.h"
 #include "../unit/memory_disk.h"
 #include "../unit/scale.h"
 #include "mlfab_partial.h"
@@ -39,14 +40,14 @@ static void *allocate(void *user, size_t bytes) {
     return NULL;
   }
   f->bytes += bytes;
-  return malloc(bytes);
+  return kept_allocate(bytes);
 }
 
 static void release(void *user, void *memory, size_t bytes) {
   faults *f = user;
   assert_true(f->bytes >= bytes);
   f->bytes -= bytes;
-  free(memory);
+  kept_release(memory, bytes);
 }
 
 static int store(void *user, const char *path, const void *data, size_t bytes) {

@@ -7,6 +7,7 @@
 #include "../testing.h"
 
 #include "core/checkpoint/record.h"
+#include "kept.h"
 #include "memory_disk.h"
 
 #include <fcntl.h>
@@ -41,6 +42,16 @@ static mlfab_model_options options_of(uint32_t optimizer, uint32_t sync) {
   return o;
 }
 
+static void *allocate(void *user, size_t bytes) {
+  (void)user;
+  return kept_allocate(bytes);
+}
+
+static void release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  kept_release(memory, bytes);
+}
+
 /* Opens; the model will begin as the newest checkpoint in `resume`, unless NULL. */
 static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every) {
   mlfab_config c;
@@ -49,6 +60,8 @@ static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every)
   memset(&env, 0, sizeof env);
   env.size = sizeof env;
   env.files = &d->table;
+  env.allocate = allocate;
+  env.release = release;
   mlfab_config_init(&c);
   c.env = &env;
   c.on_event = event;
@@ -56,6 +69,7 @@ static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every)
   c.timeout_ns = 120 * SECOND;
   c.block_bytes = 4096;
   c.chunk_bytes = 4096;
+  c.eager_bytes = 1 << 15; /* a whole update of this model */
   snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, DIR);
   c.checkpoint_commits = every;
   if (resume) snprintf(c.resume, sizeof c.resume, "%s", resume);

@@ -20,6 +20,7 @@ static shard *open_shard(void) {
                            .servers = 1};
   setting.define.options.slices = SLICES;
   shard *s = shard_new(&setting);
+  s->config.eager_bytes = 4096; /* no worker pushes: the room for its updates is small */
   shard_define(s, &setting);
   assert_int_equal(s->server.store.nslices, SLICES);
   for (uint32_t i = 0; i < SLICES; i++) {
