@@ -15,7 +15,8 @@ worker, nothing else fails, and all go on, with it, at once.
 A third worker pulls. Meanwhile it is stopped and replaced, or killed. Memory that a server lent to it goes to nobody else, so pulls
 and views of the others stay whole (puller.c).
 
-MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
+MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Under a sanitizer each kind of process dies once or
+twice over each transport, since workers push all the time. Seeds are printed."""
 import os
 import random
 import signal
@@ -23,15 +24,16 @@ import tempfile
 import time
 
 from fabrics import Watched
-from process import (SCALE, cases, environment_of, expect, expect_nothing_left, finish, helper, main, send, shared_memory_names,
+from process import (BUILD, SCALE, cases, environment_of, expect, expect_nothing_left, finish, helper, main, send, shared_memory_names,
                      start, tell, wait_until)
 
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
-ROUNDS = max(10, round(200 * SCALE / 100))
+SANITIZED = os.path.basename(BUILD) in ("asan", "tsan")
+ROUNDS = 4 if SANITIZED else max(10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
 SCHEDULER_KILLS = 6
-READERS = 4 if SCALE < 10 else 8
+READERS = 2 if SANITIZED else 4 if SCALE < 10 else 8
 SEED = int(os.environ.get("MLFAB_SEED", "1"))
 SCHEDULED = ("--scheduler=own", "--server", helper("kill_worker"))
 
@@ -146,7 +148,7 @@ def test_kill_9(*options):
         done, grouped = one_run(options, kills, seed)
         updates, added, left, seed = updates + done, added + grouped, left - kills, seed + 1
     tell("%s: %d kills, %d acknowledged updates, %d added up on the way" % (" ".join(options[:2]), ROUNDS, updates, added))
-    expect(added > 0 or len(options) == 1, "aggregators add up")
+    expect(added > 0 or len(options) == 1 or SANITIZED, "aggregators add up")
 
 
 class Mixers(Watched):
@@ -188,7 +190,7 @@ class Mixers(Watched):
 
 @cases(("--tcp", "bsp"), ("--shm", "bsp"), ("--tcp", "ssp"))
 def test_a_worker_comes_back_in_a_loop(transport, consistency):
-    dice, kills, before = random.Random(SEED), max(3, round(6 * SCALE / 10)), shared_memory_names()
+    dice, kills, before = random.Random(SEED), 1 if SANITIZED else max(3, round(6 * SCALE / 10)), shared_memory_names()
     with Mixers(3, transport, MLFAB_CONSISTENCY=consistency, MLFAB_HEARTBEAT_MS=1000) as fabric:
         fabric.goes_on()
         for _ in range(kills):

@@ -228,7 +228,8 @@ static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
   f.config.workers = W;
   f.config.servers = 1;
   f.config.block_bytes = block;
-  f.config.eager_bytes = 1 << 20;
+  f.config.eager_bytes =
+      bytes < 1 << 20 ? (uint32_t)bytes : 1 << 20; /* most push all of it at once */
   f.config.chunk_bytes = 65536;
   f.config.heartbeat_ns = 500000000;
   f.config.model_max_bytes = 1 << 30;
