@@ -460,7 +460,7 @@ CASE(test_plain) {
                {1, 65536, 1, 1, 0}, {1, 65536, 0, 1, 1}, {1, 65536, 1, 0, 1}};
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     mlfab__segment some = {0, cases[i].bytes};
-    begin(64 << 20, SLICES, 1 << 20, cases[i].shares);
+    begin(cases[i].bytes < 32768 ? 8 << 20 : 64 << 20, SLICES, 1 << 20, cases[i].shares);
     f.server.peers[0].local = (uint8_t)cases[i].local;
     f.server.workers = cases[i].workers;
     ask(0, 1, &some, 1, 0);
@@ -977,7 +977,7 @@ static void random_ask(mlfab__rng *prng, uint32_t worker, const mlfab__segment *
 }
 
 CASE(test_random) {
-  for (uint64_t seed = 1; seed <= 12; seed++) {
+  for (uint64_t seed = 1; seed <= (test_scale() < 1.0 ? 6 : 12); seed++) {
     mlfab__segment segments[SLICES];
     mlfab__rng prng;
     uint32_t attempt = 1;
