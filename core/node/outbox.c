@@ -66,7 +66,7 @@ MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index) {
   mlfab__pace *pace = node->links[index].pace;
-  if (!pace || pace->timed == 0) return;
+  if (!pace || pace->left == pace->handed) return;
   pace->handed = pace->left = pace->timed = 0;
   mlfab__node_ready_link(node, index);
 }
