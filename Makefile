@@ -44,7 +44,7 @@ LIBS     := -lpthread -lm $(LDLIBS)
 
 # Tests are compiled with less optimization, since most of them run for less time than that takes. Sanitizers add much code.
 $(BUILD)/tests/%.o: OPTIMIZE = $(if $(SAN),-O0,-O1)
-$(BUILD)/tests/bench/%.o $(BUILD)/tests/paper/%.o $(BUILD)/tests/unit/test_traps.o $(BUILD)/tests/sim/test_collective.o: OPTIMIZE =
+$(BUILD)/tests/bench/%.o $(BUILD)/tests/paper/%.o $(BUILD)/tests/fuzz/%.o $(BUILD)/tests/unit/test_traps.o $(BUILD)/tests/sim/test_collective.o: OPTIMIZE =
 $(BUILD)/extras/%.o $(BUILD)/tests/extras/%.o: MORE = $(EXTRA_FLAGS)
 $(BUILD)/tests/fuzz/%.o: MORE = $(if $(findstring fuzzer,$(SAN)),,-DFUZZ_MAIN)
 

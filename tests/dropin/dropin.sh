@@ -95,7 +95,7 @@ for header in $headers; do echo "#include \"$header.h\""; done >all.c
 (echo '#include "mlfab.c"' && cat all.c) >after.c
 (echo '#define _GNU_SOURCE 1' && cat all.c && echo '#include "mlfab.c"') >before.c
 without="$warnings -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_STOCHASTIC=0"
-check "all headers after mlfab.c, gcc -std=gnu17, without any" gcc -std=gnu17 $without -DMLFAB_WITH_SHM=0 -ffast-math -fsyntax-only after.c
+check "all headers after mlfab.c, -std=gnu17, without any" cc -std=gnu17 $without -DMLFAB_WITH_SHM=0 -ffast-math -fsyntax-only after.c
 check "all headers before mlfab.c, -std=gnu17, without TCP" "$(command -v clang || echo cc)" -std=gnu17 $without -c before.c -o without.o
 
 # With what each compiler has made, without optimizing, and with more than is right.

@@ -1,9 +1,9 @@
-/* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain [MODE]...
+/* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain MODE...
  *
  * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), sums (a part of them), loop
  * (allreduces of floats of one size, for partial reductions), wide (of doubles), mixed (a gather whose receive types
  * differ between the ranks: MPI allows it, and MPICH 4.0 alone fails), init (MPI_Init instead of MPI_Init_thread).
- * Several modes follow one another. Exit status 1, and a line, where a value is wrong. */
+ * Several modes follow one another. Exit status 1, and a line, where a value is wrong; 2 without a known mode. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -190,11 +190,20 @@ static void test_all(void) {
 }
 
 static void test(const char *mode) {
-  if (!strcmp(mode, "all")) test_all();
-  if (!strcmp(mode, "sums")) test_sums();
-  if (!strcmp(mode, "loop")) test_loop(0);
-  if (!strcmp(mode, "wide")) test_loop(1);
-  if (!strcmp(mode, "mixed")) test_gather(GATHER_MIXED);
+  if (!strcmp(mode, "all"))
+    test_all();
+  else if (!strcmp(mode, "sums"))
+    test_sums();
+  else if (!strcmp(mode, "loop"))
+    test_loop(0);
+  else if (!strcmp(mode, "wide"))
+    test_loop(1);
+  else if (!strcmp(mode, "mixed"))
+    test_gather(GATHER_MIXED);
+  else if (!strcmp(mode, "init"))
+    return;
+  else
+    MPI_Abort(MPI_COMM_WORLD, 2);
   if (rank == 0) printf("%s: all is right\n", mode);
   fflush(stdout);
 }
@@ -208,6 +217,7 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (argc < 2) test("");
   for (int i = 1; i < argc; i++) test(argv[i]);
   MPI_Finalize();
   return 0;

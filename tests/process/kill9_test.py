@@ -30,7 +30,7 @@ from process import (BUILD, SCALE, cases, environment_of, expect, expect_nothing
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
 SANITIZED = os.path.basename(BUILD) in ("asan", "tsan")
-ROUNDS = 4 if SANITIZED else max(10, round(200 * SCALE / 100))
+ROUNDS = max(4 if SANITIZED else 10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
 SCHEDULER_KILLS = 6
 READERS = 2 if SANITIZED else 4 if SCALE < 10 else 8
@@ -148,7 +148,7 @@ def test_kill_9(*options):
         done, grouped = one_run(options, kills, seed)
         updates, added, left, seed = updates + done, added + grouped, left - kills, seed + 1
     tell("%s: %d kills, %d acknowledged updates, %d added up on the way" % (" ".join(options[:2]), ROUNDS, updates, added))
-    expect(added > 0 or len(options) == 1 or SANITIZED, "aggregators add up")
+    expect(added > 0 or len(options) == 1 or ROUNDS < 10, "aggregators add up")
 
 
 class Mixers(Watched):

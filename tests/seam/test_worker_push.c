@@ -240,6 +240,27 @@ OPEN(test_hop_and_back) {
   ENDS(request, 0);
 }
 
+/* The same aggregator with a new number: starts at the first byte, and the lent bytes stay lent. */
+OPEN(test_group_begins_anew) {
+  mlfab_request request = push_first();
+  route(0, 1, 7, 3);
+  assert_int_equal(talk_skip(HOP(3)), 6);
+  via(0, 1, 8, 3);
+  assert_int_equal(t->detached, 0);
+  hop_grant(3, 0, 1, 7, SHARD); /* the old number */
+  HUSH(HOP(3));
+  hop_grant(3, 0, 1, 8, SHARD);
+  HEAR(HOP(3), HOP_CHUNK, hop_chunk, m->offset == 0 && m->group == 8);
+  talk_skip(HOP(3));
+  ack(0, 1, 0);
+  assert_int_equal(talk_lent(HOP(3)), 2 * LENT);
+  for (uint32_t i = 0; i < 2 * LENT; i++) {
+    PENDING(request);
+    talk_sent(&t->loans[i]);
+  }
+  ENDS(request, 0);
+}
+
 /* The aggregator's grant arrives before the server's VIA: the worker adopts the route, and does not restart when VIA
  * arrives. */
 MET(test_adopted) {
@@ -475,6 +496,26 @@ OPEN(test_close) {
   assert_false(talk_linked(HOP(3)) || talk_linked(SERVER(0)));
   assert_int_equal(talk_lent(HOP(3)), 0);
   for (uint32_t s = 0; s < SERVERS; s++) HEAR(SERVER(s), BYE, bye, m->code == 0);
+}
+
+/* A reused slot tells its own bulks from those of the previous update. */
+OPEN(test_slot_used_again) {
+  for (uint64_t seq = 1; seq <= 2; seq++) {
+    mlfab_request request = push_first();
+    route(0, seq, 6 + seq, 3);
+    talk_skip(HOP(3));
+    if (seq == 1) {
+      talk_cancel(request);
+      HEAR(SERVER(0), WITHDRAW, withdraw, m->seq == 1);
+      ack(0, 1, MLFAB_ERR_WITHDRAWN);
+      continue;
+    }
+    ack(0, seq, 0);
+    assert_int_equal(talk_sent_all(HOP(3), LOAN_DETACHED), LENT);
+    PENDING(request);
+    assert_int_equal(talk_sent_all(HOP(3), LOAN_LIVE), LENT);
+    ENDS(request, 0);
+  }
 }
 
 /* --- drops --- */
