@@ -84,7 +84,7 @@ def test_mpirun_over_mpi():
         result = run(os.path.join(SCRIPTS, "mpirun.sh"), 3, os.path.join(BUILD, "mpi", mpi, "world"),
                      env=clean_environment(MPIRUN=mpirun(mpi), MLFAB_TRANSPORT="mpi", MASTER_ADDR="nobody.invalid",
                                            MASTER_PORT=1, MLFAB_TIMEOUT_MS=30000, **MPI_ENVIRONMENT))
-        expect(result.code == 0 and len(re.findall("^ok rank . of 3 as", result.out, re.M)) == 3, "all work", result)
+        expect(result.code == 0 and len(re.findall("^0: ok rank . of 3 as", result.out, re.M)) == 3, "all work", result)
 
 
 def test_mpirun_without_an_address():
@@ -355,7 +355,7 @@ def over_mpi(cluster, tasks, nodes):
                                os.path.join(SCRIPTS, "slurm.sh"), "--mpi=" + kind, os.path.join(BUILD, "mpi", mpi, "world"),
                                MLFAB_TRANSPORT="mpi", MLFAB_TIMEOUT_MS=40000,
                                **dict(MPI_ENVIRONMENT, OMPI_MCA_btl="self,vader,tcp"))
-        expect(result.code == 0 and len(re.findall("^ok rank . of %d as" % tasks, result.out, re.M)) == tasks,
+        expect(result.code == 0 and len(re.findall("^0: ok rank . of %d as" % tasks, result.out, re.M)) == tasks,
                "%s by srun --mpi=%s" % (mpi, kind), (result, cluster.logs()))
         tell("%s by srun --mpi=%s on %d nodes: all work" % (mpi, kind, nodes))
 
