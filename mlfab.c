@@ -7896,8 +7896,8 @@ MLFAB__INTERNAL int mlfab__node_refuse_as(mlfab_node *node, uint32_t link, enum 
  * there is none. taken: the frame was sent; advances its source. */
 MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
-/* Pacing. left: a frame with a token has left. detached: a loan was taken back, so its frame may not be reported.
- * chunk: the maximum bulk of a frame. */
+/* Pacing. left: a frame with a token has left. detached: a loan was taken back, and its report may never come: counting
+ * begins anew. chunk: the maximum bulk of a frame. */
 MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link);

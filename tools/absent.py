@@ -578,7 +578,7 @@ class Members:
 
 @functools.lru_cache(maxsize=None)
 def zeros(mask):
-    """The arguments of calls in a piece of the text: {name: the indexes of those that are 0 in all calls}. A name without a call has none."""
+    """The arguments of calls in a piece of the text: {name: the indexes of those that are 0 in all calls}. An uncalled name has an empty set."""
     found = dict.fromkeys(re.findall(r"\b[a-z]\w+\b(?!\()", mask), set())
     for use in re.finditer(r"\b([a-z]\w+)\(", mask):
         name, end = use.group(1), use.end()

@@ -138,7 +138,7 @@ def launcher(folder):
 
 @functools.cache
 def compiler_of_cmake():
-    """The folder in which CMake keeps what it has found out about the compiler, from a project without files."""
+    """The folder with CMake's knowledge of the compiler. A project without files makes it."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     with open(folder + "/CMakeLists.txt", "w", encoding="ascii") as file:

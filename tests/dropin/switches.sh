@@ -159,7 +159,7 @@ for build in none.o barriers.o minimal/mlfab.o; do
   check "is told what was left out" ./left_out
 done
 
-# Row 1 is without filters, scheduling, keys and views. Worker 0 serves with it; worker 1 has filters, and is told.
+# Row 1 has no filters, scheduling, keys or views. Worker 0 serves with it. Worker 1 has filters, and is told.
 check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" less.o $link
 check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
 check "the worker is told which server" "$run" -n 2 -s 0 --insecure --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'

@@ -1,9 +1,15 @@
 /* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain MODE...
  *
- * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), sums (a part of them), loop
- * (allreduces of floats of one size, for partial reductions), wide (of doubles), mixed (a gather whose receive types
- * differ between the ranks: MPI allows it, and MPICH 4.0 alone fails), init (MPI_Init instead of MPI_Init_thread).
- * Several modes follow one another. Exit status 1, and a line, where a value is wrong; 2 without a known mode. */
+ * Run it as it is, and with libmlfab_mpi.so preloaded. Modes, which follow one another:
+ *
+ *    all     every kind of call
+ *    sums    a part of them
+ *    loop    allreduces of floats, all of one size, for partial reductions
+ *    wide    the same with doubles
+ *    mixed   a gather whose receive types differ between the ranks: MPI allows it, and MPICH 4.0 alone fails
+ *    init    MPI_Init instead of MPI_Init_thread
+ *
+ * Exit status: 1, after a line, if a value is wrong; 2 without a mode, or with another one. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif

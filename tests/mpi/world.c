@@ -5,7 +5,7 @@
  *
  * For the whole job:
  *    init=none|single|funneled|serialized|multiple   how the program initialises MPI itself; none: mlfab does
- *    info=1             says what was compiled in, before anything else
+ *    info=1             first prints mlfab_build_info()
  *
  * In a case:
  *    progress=thread|hand                            config.progress

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # lane: check
 """Programs for the GPU, the example build/gpu/14_gpu and tests/gpu/gpu_fabric: on the device where there is one, else on the host.
-Where a device and the host are compared, the run on the device is that of another case."""
+Cases that compare a device with the host take the device's results from other cases."""
 import functools
 import os
 import re

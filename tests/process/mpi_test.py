@@ -125,7 +125,7 @@ def case(mpi, name, words, ms=MS):
 
 
 def works(name, words="", workers=None, servers=0, times=1):
-    """The case ends well, and every process says what it was."""
+    """The case ends well, and every process tells its role."""
     for mpi in every_mpi():
         lines, processes, result = case(mpi, name, words)
         told = [re.match(r"ok rank \d+ of (\d+) as (\w+)", line) for line in lines if line.startswith("ok")]
@@ -418,7 +418,7 @@ def test_types_that_differ_between_the_ranks():
 
 
 def left_to_mpi():
-    """Results of programs whose calls are all too small, and what the report of each rank has."""
+    """Results of programs whose calls are all too small, and the reason in the report of each rank."""
     return [(mpi, preloaded(mpi, 2, "all", MLFAB_MPI_BYTES=size), r"had MLFAB_MPI_BYTES \(%d\)" % number)
             for mpi, (size, number) in shared((("100MB", 10 ** 8), ("96MiB", 96 << 20)))]
 

@@ -13,7 +13,7 @@ killed.
 Then fabrics of three servers with replicas: processes of every role are killed, one at a time or two of different groups
 of three, and started again, and copies are stopped. No durable update may be lost, none may be applied twice, and nothing
 may be left. The script prints the wait of applied pushes in heartbeats of 200 ms: from a kill or a stop until every worker has
-the answer to a push that it began later. Copies that served and copies that stood by have lines of their own. No time is judged,
+the answer to a later push. Copies that served and copies that stood by have lines of their own. No time is judged,
 but a push without an answer at its deadline, a minute, is a failure. MLFAB_SCALE=100 makes 2,000 kills, 200 of them two at a
 time, and 200 stops; 1 makes 40 and 4."""
 import os

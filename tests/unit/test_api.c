@@ -498,7 +498,7 @@ static void begin_with_host(uint32_t workers, uint32_t servers, uint32_t dedicat
   w.nodes--;
 }
 
-/* Two nodes of which the second does not fit, by these settings; what it is told, and that the first goes on. */
+/* Opens two nodes. These settings make the second one a misfit: it gets this error, and the first node goes on. */
 static void misfit(uint32_t workers, const char *const *settings, int code, const char *text) {
   mlfab *stranger = NULL;
   mlfab_error error;

@@ -260,7 +260,7 @@ static void answered(uint32_t worker, int code) {
   assert_int_equal(f.answer.code, code);
 }
 
-/* It was of a checkpoint with this number, of both servers. */
+/* The last answer tells that both servers have made the checkpoint with this number. */
 static void made(uint64_t number) {
   assert_int_equal(f.answer.code, 0);
   assert_int_equal(f.answer.number, number);
